@@ -149,65 +149,6 @@ describe("exchanges across hosts", function()
   end)
 end)
 
-describe("links that rest while ranks compute", function()
-  --- Milliseconds of the exchanges of a step with tables on these ranks, as above, that computes for so long; forward, backward.
-  local function far(places, burst, compute)
-    local model, constraints = model_of(#places)
-    local topology = plan.Topology { world_size = 4, local_world_size = 2, inter_host_bw = 500, inter_host_burst = burst / 2 }
-    local entries = {}
-    for i, rank in ipairs(places) do entries["t" .. i] = plan.table_wise(rank) end
-    local options, placement = step.of_plan(plan.ShardingPlan { [""] = entries }, model, topology, BATCH, constraints)
-    local ms = step.far(step.by_rank(options, placement, topology), topology, compute)
-    return ms.forward, ms.backward
-  end
-  local rows, ids = 2 * BATCH * DIM * 4 / 1000, 2 * BATCH * (IDS + 1) * 4 / 1000 -- of a table, to or from the other host
-  local long = { forward = 10 * rows, backward = 10 * rows }
-
-  it("make up for it with a burst, and for no more than there is to exchange", function()
-    local burst = 0.25 * rows
-    local ahead, back = far({ 0, 2 }, burst * 1000, long) -- before ids, and before rows; none before gradients
-    assert.near(math.max(0, ids - burst) + rows - burst, ahead, 1e-6)
-    assert.near(rows, back, 1e-6)
-    ahead, back = far({ 0, 2 }, 1000 * rows * 1000, long)
-    assert.near(0, ahead + back, 1e-6)
-    ahead, back = far({ 0, 2 }, 0, long)
-    assert.near(rows + ids, ahead, 1e-6)
-    assert.near(rows, back, 1e-6)
-  end)
-
-  it("never move more in a step than they can while it lasts", function()
-    for _, places in ipairs { { 0, 2 }, { 0, 1, 2 }, { 0, 1, 1, 2 }, { 0, 0, 0, 3 } } do
-      for _, burst in ipairs { 0, 0.1, 0.5, 1, 3, 50 } do
-        for _, compute in ipairs { 0, 0.2, 1, 4 } do
-          local c = { forward = 0.3 * compute * rows, backward = compute * rows }
-          local ahead, back = far(places, burst * rows * 1000, c)
-          local here, there = 0, 0
-          for _, r in ipairs(places) do
-            if r < 2 then here = here + 1 else there = there + 1 end
-          end
-          local busiest = math.max(here * rows + there * (ids + rows), there * rows + here * (ids + rows))
-          assert.is_true(c.forward + c.backward + ahead + back >= busiest - 1e-6)
-          local bare, bare_back = far(places, 0, c)
-          assert.is_true(ahead <= bare + 1e-6 and back <= bare_back + 1e-6)
-        end
-      end
-    end
-  end)
-
-  it("are part of a step", function()
-    local limited = plan.Topology { world_size = 4, local_world_size = 2, inter_host_bw = 1000, inter_host_burst = 2000 }
-    local free = plan.Topology { world_size = 4, local_world_size = 2, inter_host_bw = 1000 }
-    local model, constraints = model_of(4)
-    local function ms(topology)
-      local options, placement = step.of_plan(plan.table_wise_by_size({ [""] = model[1].tables }, { world_size = 4 }), model, topology,
-        BATCH, constraints)
-      return step.ms(step.by_rank(options, placement, topology), topology)
-    end
-    local saved = ms(free) - ms(limited)
-    assert.is_true(saved > 0 and saved <= 4)
-  end)
-end)
-
 describe("estimates = 'step'", function()
   it("rate the plan that is made as step.predict does, and again the same", function()
     local model, constraints = model_of(6)

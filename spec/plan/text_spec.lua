@@ -214,7 +214,7 @@ describe("data as text", function()
     local ok, err = pcall(plan.Topology.load, path)
     os.remove(path)
     assert.is_false(ok)
-    assert.matches("costs%.forward%.sorted_id: there is no such unit, but step, table, .*near, far; .*measure again", tostring(err))
+    assert.matches("costs%.forward%.sorted_id: there is no such unit, but step, table, .*, far_mixed; .*measure again", tostring(err))
   end)
 
   it("names the machines that there are where a name is none", function()

@@ -124,7 +124,7 @@ local function measure(config, entries, rounds)
   results[config] = of
   for _, entry in ipairs(list) do
     local best = of[entry.key] or { measured = entry.measured, times = {} }
-    of[entry.key], best.times[#best.times + 1] = best, entry.measured.ms
+    of[entry.key], best.times[#best.times + 1] = best, entry.measured.median_ms
     if rounds and entry.measured.ms < best.measured.ms then best.measured = entry.measured end
   end
 end

@@ -167,10 +167,11 @@ local probes = {
   { ids = 1, dim = 64, rows = 20000, batch = 1024, sharding = "table_row_wise" },
   { ids = 4, dim = 128, rows = 20000, batch = 200, sharding = "table_row_wise" },
   { ids = 10, dim = 16, rows = 50000, batch = 400, sharding = "table_row_wise" },
-  -- several kinds of exchanges in a step; columns
+  -- several kinds of exchanges in a step, also one kind that loads links one way and another that loads them the other way; columns
   { ids = 4, dim = 64, rows = 60000, batch = 1024, tables = 4, sharding = "mixed" },
   { ids = 1, dim = 32, rows = 2000, batch = 300, sharding = "mixed" },
   { ids = 20, dim = 64, rows = 100000, batch = 512, tables = 6, sharding = "mixed" },
+  { ids = 4, dim = 64, rows = 60000, batch = 1024, sharding = "apart" },
   { ids = 2, dim = 64, rows = 20000, batch = 512, tables = 6, sharding = "column_wise" },
 }
 
@@ -181,6 +182,7 @@ local function entry_of(probe, t, topology)
   if probe.sharding == "data_parallel" then return plan.data_parallel() end
   if probe.sharding == "table_row_wise" then return plan.table_row_wise((t - 1) % hosts) end
   if probe.sharding == "column_wise" then return plan.column_wise() end
+  if probe.sharding == "apart" then return t == 1 and plan.table_row_wise(0) or plan.table_wise(topology.local_world_size + t - 2) end
   if probe.sharding == "mixed" and t % 4 == 1 then
     return hosts > 1 and plan.table_row_wise(math.floor(t / 4) % hosts) or plan.row_wise()
   end
@@ -190,7 +192,9 @@ end
 --- What a probe measures: { model =, plan =, constraints =, batch_size = }.
 local function described(probe, topology)
   local tables, entries, constraints = {}, {}, {}
-  for t = 1, math.max(probe.tables or TABLES, topology.world_size) do
+  local n = math.max(probe.tables or TABLES, topology.world_size)
+  if probe.sharding == "apart" then n = 1 + topology.world_size - topology.local_world_size end
+  for t = 1, n do
     local name = "t" .. t
     tables[t] = { name = name, num_embeddings = probe.rows, embedding_dim = probe.dim, feature_names = { "f" .. t } }
     entries[name], constraints[name] = entry_of(probe, t, topology), plan.ParameterConstraints { pooling_factors = { probe.ids } }
@@ -199,6 +203,8 @@ local function described(probe, topology)
     plan = plan.ShardingPlan { [""] = entries }, constraints = constraints, batch_size = probe.batch }
 end
 
+local across = { table_row_wise = true, apart = true } -- need several hosts
+
 --- Probes that a topology has a place for.
 local function probes_of(topology)
   local list = {}
@@ -206,7 +212,7 @@ local function probes_of(topology)
     local about_exchanges = probe.sharding or probe.one_rank
     if topology.world_size > topology.local_world_size then
       if probe.wide or about_exchanges then list[#list + 1] = probe end
-    elseif probe.sharding ~= "table_row_wise" then
+    elseif not across[probe.sharding] then
       list[#list + 1] = probe
     end
   end
@@ -258,19 +264,17 @@ end
 --- Prices by which sums of the probes' milliseconds are nearest to what they took; by direction, with the mean relative errors.
 local function solved(args, list)
   local topology, host, costs, off, rows = plan.Topology(args), one_host(args), {}, {}, { forward = {}, backward = {} }
+  local amounts = util.map(list, function(probe) return step.amounts(probe.ranks, probe.one_host and host or topology) end)
   for n, probe in ipairs(list) do
-    local amounts = step.amounts(probe.ranks, probe.one_host and host or topology)
-    for way, of_way in util.ordered(rows) do of_way[n] = { amounts = amounts[way], ms = probe.ms[way] } end
+    for way, of_way in util.ordered(rows) do of_way[n] = { amounts = amounts[n][way], ms = probe.ms[way] } end
   end
   -- what crosses hosts takes what the links take; within a host it is memory, whose rate depends on what the caches have
   local known = { far = 1 }
-  for round = 1, topology.inter_host_burst > 0 and ROUNDS or 1 do -- with what links make up for, by the prices of the round before
+  for round = 1, topology.world_size > topology.local_world_size and ROUNDS or 1 do -- with what passes at once by the prices found before
     for n, probe in ipairs(round > 1 and list or {}) do
       if not probe.one_host then
-        local compute = {}
-        for way, of_way in util.ordered(rows) do compute[way] = step.compute(of_way[n].amounts, costs, way) end
-        local far = step.far(probe.ranks, topology, compute)
-        for way, of_way in util.ordered(rows) do of_way[n].amounts.far = far[way] end
+        local far = step.far(probe.ranks, topology, amounts[n], costs)
+        for way in util.ordered(rows) do amounts[n][way].far = far[way] end
       end
     end
     for way, of_way in util.ordered(rows) do costs[way], off[way] = fit.least(of_way, step.units, known) end
@@ -363,7 +367,7 @@ local function bare(group, t, before, tell)
   if host > 1 then links("intra_host", intra) end
   if n > host then
     links("inter_host", cross)
-    t.inter_host_burst = burst(group, cross, turns, 2 ^ 18, t.inter_host_bw)
+    t.inter_host_burst = better(math.max, burst(group, cross, 2 * turns + 1, 2 ^ 18, t.inter_host_bw), before and before.inter_host_burst)
     t.hosts_sharing = hosts_sharing(group)
   end
 end
@@ -446,7 +450,7 @@ function M.run(options)
   local world = peri.init()
   local first = world:rank() == 0
   local live = first and (os.getenv "PERI_PROGRESS" or (os.execute "test -t 1" == 0 and "live" or "lines")) == "live"
-  check_hosts(world)
+  if options.dry_run then check_hosts(world) end -- or M.topology does
   local path, kept
   peri.dist.collective_utils.invoke_on_rank_and_broadcast_result(world, 0, function()
     path, kept = file_for(options.output, world:size(), world.local_size)

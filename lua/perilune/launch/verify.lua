@@ -1,7 +1,7 @@
 -- verify.lua: what was predicted of plans beside what steps of them take here: `perilune plan --verify`, and make bench-plan.
 local peri = require "perilune"
 local measure = require "perilune.launch.measure"
-local Tensor, step = peri.Tensor, require "perilune.plan.step"
+local Tensor, util, step = peri.Tensor, peri.util, require "perilune.plan.step"
 
 local M = {}
 
@@ -15,14 +15,15 @@ local function most(group, x)
 end
 
 --- Run plans in turns. list: of { plan = ShardingPlan, ... }; args: { model =, topology =, batch_size =, constraints =, group =, seconds =
---- (about, for each) }. Each entry gets predicted and measured = { ms =, forward_ms =, backward_ms =, bytes = } (of turns the fastest).
---- Collective.
+--- (about, for each) }. Each entry gets predicted and measured = { ms =, forward_ms =, backward_ms =, bytes = } (of turns the fastest;
+--- median_ms: of all). Collective.
 function M.compare(list, args)
-  local group, prepared = args.group, {}
+  local group, prepared, times = args.group, {}, {}
   for i, entry in ipairs(list) do
     entry.predicted = step.predict(entry.plan, args.model, args.topology, args.batch_size, args.constraints)
     prepared[i] = measure.prepare { model = args.model, plan = entry.plan, constraints = args.constraints, batch_size = args.batch_size,
       group = group }
+    times[i] = {}
     entry.measured = { ms = math.huge, forward_ms = math.huge, backward_ms = math.huge, bytes = most(group, prepared[i].bytes) }
   end
   local from = tonumber(peri.ffi.C.peri_time_ns()) / 1e9
@@ -30,11 +31,15 @@ function M.compare(list, args)
     for i, entry in ipairs(list) do
       local ms, ahead, back = measure.time(prepared[i])
       local m = entry.measured
+      if turn > 0 then times[i][turn] = ms end
       if turn > 0 and ms < m.ms then m.ms, m.forward_ms, m.backward_ms = ms, ahead, back end
     end
     if turn >= LEAST and most(group, tonumber(peri.ffi.C.peri_time_ns()) / 1e9 - from) > args.seconds * #list then break end
   end
-  for _, p in ipairs(prepared) do measure.release(p) end
+  for i, entry in ipairs(list) do
+    entry.measured.median_ms = util.median(times[i])
+    measure.release(prepared[i])
+  end
   return list
 end
 

@@ -43,9 +43,10 @@ M.ParameterStorage = util.face("peri.plan.ParameterStorage", { HBM = "hbm", DDR 
 ---   replica_byte   bytes of replicated tables
 ---   cold_replica_byte  those of them that leave the caches before they are read again
 ---   near, far      milliseconds of exchanges at the topology's rates, within and across hosts
+---   far_mixed      the latter, for each kind of exchanges but the first: rows and gradients of several meet on the links
 M.units = { "step", "table", "way", "home_id", "home_bag", "home_bag_byte", "id", "id_byte", "row", "shared_row", "shared_id", "odd_id",
   "odd_row", "cut_id", "cut_bag", "mid_row_byte", "mid_bag_byte", "cold_row", "cold_row_byte", "state_row", "state_byte",
-  "cold_state_byte", "bag", "bag_byte", "cold_bag_byte", "replica_byte", "cold_replica_byte", "near", "far" }
+  "cold_state_byte", "bag", "bag_byte", "cold_bag_byte", "replica_byte", "cold_replica_byte", "near", "far", "far_mixed" }
 
 --- Bytes a millisecond: the unit of all bandwidths, as all times are milliseconds.
 local function per_second(bytes) return bytes / 1000 end
@@ -84,28 +85,10 @@ local arguments = {
 local Topology = util.class "Topology"
 M.Topology = Topology
 
-local function check_positive(self, names)
-  for _, name in ipairs(names) do
-    local x = self[name]
-    if type(x) ~= "number" or not (x > 0 and x < math.huge) then
-      P.fail(("Topology: %s is %s, allowed: finite numbers > 0"):format(name, signature.text(x)))
-    end
-  end
-end
-
-local function check_latencies(self)
-  for _, name in ipairs { "intra_host_latency", "inter_host_latency", "inter_host_burst" } do
-    local x = self[name]
-    if not (x >= 0 and x < math.huge) then P.fail(("Topology: %s is %s, allowed: finite numbers >= 0"):format(name, signature.text(x))) end
-  end
-end
-
---- Named numbers, each finite and no less than 0.
-local function check_numbers(where, list)
-  for name, x in util.ordered(list) do
-    if type(x) ~= "number" or not (x >= 0 and x < math.huge) then
-      P.fail(("Topology: %s.%s is %s, allowed: finite numbers >= 0"):format(where, tostring(name), signature.text(x)))
-    end
+--- An error unless x is a finite number above 0; zero: or 0 itself.
+local function check_number(name, x, zero)
+  if type(x) ~= "number" or not (x >= 0 and x < math.huge and (zero or x > 0)) then
+    P.fail(("Topology: %s is %s, allowed: finite numbers %s 0"):format(name, signature.text(x), zero and ">=" or ">"))
   end
 end
 
@@ -113,13 +96,13 @@ local function check_costs(costs)
   for way, list in util.ordered(costs) do
     util.one_of("Topology", "a key of costs", way, { "forward", "backward" })
     signature.value("Topology", "costs." .. way, list, "table")
-    for unit in util.ordered(list) do
+    for unit, x in util.ordered(list) do
       if not util.index_of(M.units)[unit] then
         P.fail(("Topology: costs.%s.%s: there is no such unit, but %s; of prices of another version: measure again (perilune calibrate)")
           :format(way, tostring(unit), table.concat(M.units, ", ")))
       end
+      check_number(("costs.%s.%s"):format(way, unit), x, true)
     end
-    check_numbers("costs." .. way, list)
   end
   for _, way in ipairs { "forward", "backward" } do
     if not costs[way] then P.fail(("Topology: costs.%s is missing, wanted costs = { forward =, backward = }"):format(way)) end
@@ -176,9 +159,11 @@ function Topology:init(args)
     P.fail(("Topology: %d ranks of groups of %d (local_world_size %d, pod_size %d), allowed: groups that divide the ranks"):format(
       self.world_size, self.intra_group_size, self.local_world_size, self.pod_size))
   end
-  check_positive(self, { "hbm_mem_bw", "ddr_mem_bw", "ssd_mem_bw", "hbm_to_ddr_mem_bw", "intra_host_bw", "inter_host_bw",
-    "bwd_compute_multiplier", "weighted_feature_bwd_compute_multiplier" })
-  check_latencies(self)
+  for _, name in ipairs { "hbm_mem_bw", "ddr_mem_bw", "ssd_mem_bw", "hbm_to_ddr_mem_bw", "intra_host_bw", "inter_host_bw",
+    "bwd_compute_multiplier", "weighted_feature_bwd_compute_multiplier" } do
+    check_number(name, self[name])
+  end
+  for _, name in ipairs { "intra_host_latency", "inter_host_latency", "inter_host_burst" } do check_number(name, self[name], true) end
   self.processors = util.integer(f, "processors", self.processors or self.local_world_size, 1, 2 ^ 20)
   local hosts = math.ceil(self.world_size / self.local_world_size)
   util.integer(f, "hosts_sharing", self.hosts_sharing, 1, hosts)
@@ -190,9 +175,7 @@ function Topology:init(args)
   util.integer(f, "core_cache_bytes", self.core_cache_bytes, 0)
   for name, x in util.ordered(self.rates or {}) do
     util.one_of(f, "a key of rates", name, { "copy", "gather", "update", "products" })
-    if type(x) ~= "number" or not (x > 0 and x < math.huge) then
-      P.fail(("Topology: rates.%s is %s, allowed: finite numbers > 0"):format(name, signature.text(x)))
-    end
+    check_number("rates." .. name, x)
   end
   if self.costs then check_costs(self.costs) end
   if self.choices then check_choices(self.choices) end
@@ -329,8 +312,9 @@ function Topology.load(path, args)
   return of_file(f, preset, fields)
 end
 
---- How steps are counted: another number when prices of the same units mean something else. 2: links are followed through a step.
-local COUNTED = 2
+--- How steps are counted: another number when prices of the same units mean something else. 2: links are followed through a step. 3: ranks
+--- are followed with them.
+local COUNTED = 3
 
 --- A hash of what is priced: builds that price other things have files of their own.
 local function units_hash()

@@ -1,0 +1,146 @@
+-- plan/amounts.lua: how much of each unit (topology.lua) a step has, of counts of its ranks (step.lua): what the slowest rank has, what
+-- caches have not, what is on links.
+local util = require "perilune.util"
+
+local M = {}
+
+local COPIES = 3  -- of the rows that a rank returns: as looked up, as they arrive, as they leave for the model; of a replica: weights, its
+                  -- gradient, what arrives of it
+
+--- Kinds of exchanges by which rows come home, or gradients of replicas are summed.
+M.ways = { "whole_rows", "rank_sums", "host_sums", "replica_sums" }
+
+--- Units that are sums over the shards of a rank, as they are counted.
+M.counted = { "table", "id", "id_byte", "row", "shared_row", "shared_id", "odd_id", "odd_row", "cut_id", "cut_bag", "bag", "bag_byte",
+  "replica_byte", "state_row", "state_byte" }
+
+--- Those that only updates have.
+local updates = { "state_row", "state_byte", "cold_state_byte" }
+
+--- Share of so many bytes, met at random, that no cache has.
+function M.cold_share(bytes, cache) return bytes > cache and 1 - cache / bytes or 0 end
+
+--- The same of bytes that are gone through from end to end, again and again: what is met next has been away longest. A line survives
+--- m bytes' worth of misses with the probability exp(-m bytes / cache), where misses drive out lines at random.
+local function cold_share_in_turn(bytes, cache)
+  if bytes <= cache then return 0 end
+  local m, x = 1, bytes / cache
+  for _ = 1, 60 do -- Newton's, from above
+    local alive = math.exp(-m * x)
+    local less = (m - 1 + alive) / (1 - x * alive)
+    m = m - less
+    if less < 1e-9 then break end
+  end
+  return m
+end
+
+--- share(bytes, cache), where the bytes are the sum of f(rank) over the ranks of a host, whose caches are theirs together: by rank.
+local function cold_shares(ranks, topology, share, f)
+  local shares, L = {}, topology.local_world_size
+  for first = 1, #ranks, L do
+    local bytes, last = 0, math.min(first + L - 1, #ranks)
+    for r = first, last do bytes = bytes + f(ranks[r]) end
+    for r = first, last do shares[ranks[r]] = share(bytes, topology.cache_bytes) end
+  end
+  return shares
+end
+
+--- The largest of a list by rank; of ranks that share their host's processors: what the processor that has most to do has, where the next
+--- rank in order of size goes to the one that has least (three ranks with as much to do take two turns of two processors, not one and a
+--- half).
+function M.busiest(list, topology)
+  local most, n, L, P = 0, #list, topology.local_world_size * topology.hosts_sharing, topology.processors
+  for first = 1, n, L do
+    local last = math.min(first + L - 1, n)
+    local alike = n < L and math.floor(L / n) or 1 -- hosts of which only one is here
+    if (last - first + 1) * alike <= P then
+      for r = first, last do most = math.max(most, list[r]) end
+    else
+      local sorted, on = {}, {}
+      for r = first, last do
+        for _ = 1, alike do sorted[#sorted + 1] = list[r] end
+      end
+      table.sort(sorted, function(x, y) return x > y end)
+      for p = 1, P do on[p] = 0 end
+      for _, x in ipairs(sorted) do
+        local least = 1
+        for p = 2, P do
+          if on[p] < on[least] then least = p end
+        end
+        on[least] = on[least] + x
+      end
+      for p = 1, P do most = math.max(most, on[p]) end
+    end
+  end
+  return most
+end
+
+--- Milliseconds of bytes that leave ranks for others of their host (`field`), and that arrive, evenly, at all: the larger counts.
+local function near_ms(ranks, topology, field)
+  local most, sum = 0, 0
+  for _, c in ipairs(ranks) do most, sum = math.max(most, c[field]), sum + c[field] end
+  return math.max(most, sum / #ranks) / topology.intra_host_bw
+end
+
+--- Milliseconds by which rows would travel longer if those of one kind of exchanges waited for those of another: what the fullest links of
+--- all kinds take together, less what the fullest link does.
+local function mixed_ms(ranks, topology)
+  local L, longest, apart, all = topology.local_world_size, 0, 0, {}
+  if #ranks <= L then return 0 end
+  for _, way in ipairs(M.ways) do
+    local most, field = 0, "far_" .. way
+    for first = 1, #ranks, L do
+      local bytes = 0
+      for r = first, math.min(first + L - 1, #ranks) do bytes = bytes + ranks[r][field] end
+      all[first] = (all[first] or 0) + bytes
+      most, longest = math.max(most, bytes), math.max(longest, all[first])
+    end
+    apart = apart + most
+  end
+  return (apart - longest) / (topology.inter_host_bw * L)
+end
+
+--- Units of a step of these ranks, by direction, but far: { forward = { step = 1, ... }, backward = ..., own = of what ranks do each for
+--- itself, a list of { unit =, [r] = of rank r - 1, back = only in updates } }.
+function M.of(ranks, topology)
+  local shared = math.max(1, math.min(topology.local_world_size, #ranks) * topology.hosts_sharing / topology.processors)
+  local function at_home(field) -- as much on every rank
+    local sum = 0
+    for _, c in ipairs(ranks) do sum = sum + c[field] end
+    return sum / #ranks * shared
+  end
+  local amounts = { step = 1, home_id = at_home "id", home_bag = at_home "home_bag", home_bag_byte = at_home "home_bag_byte", way = 0 }
+  for _, way in ipairs(M.ways) do amounts.way = amounts.way + (#ranks > 1 and at_home(way) > 0 and 1 or 0) end
+  local own, back = {}, util.index_of(updates)
+  local function of_ranks(unit, f)
+    local list = { unit = unit, back = back[unit] ~= nil }
+    for r, c in ipairs(ranks) do list[r] = f(c) end
+    own[#own + 1], amounts[unit] = list, M.busiest(list, topology)
+  end
+  for _, name in ipairs(M.counted) do of_ranks(name, function(c) return c[name] end) end
+  local mid = topology.core_cache_bytes
+  local function of_core(share, f) -- the same of a processor's own cache: ranks that take turns on it drive out each other's
+    return function(c) return share(f(c) * shared, mid) end
+  end
+  local function of_tables(c) return c.bytes + c.state_bytes + COPIES * c.bag_byte end
+  local function of_bags(c) return c.row_byte + COPIES * c.bag_byte end
+  local mid_rows, mid_bags = of_core(M.cold_share, of_tables), of_core(cold_share_in_turn, of_bags)
+  of_ranks("mid_row_byte", function(c) return c.row_byte * mid_rows(c) end)
+  of_ranks("mid_bag_byte", function(c) return c.bag_byte * mid_bags(c) end)
+  local rows = cold_shares(ranks, topology, M.cold_share, of_tables)
+  local bags = cold_shares(ranks, topology, cold_share_in_turn, of_bags)
+  of_ranks("cold_row", function(c) return c.row * rows[c] end)
+  of_ranks("cold_row_byte", function(c) return c.row_byte * rows[c] end)
+  of_ranks("cold_state_byte", function(c) return c.state_line_byte * rows[c] end)
+  of_ranks("cold_bag_byte", function(c) return c.bag_byte * bags[c] end)
+  local replicas = cold_shares(ranks, topology, cold_share_in_turn, function(c) return COPIES * c.replica_byte end)
+  of_ranks("cold_replica_byte", function(c) return c.replica_byte * replicas[c] end)
+  amounts.far_mixed = mixed_ms(ranks, topology)
+  local all = { forward = amounts, backward = util.copy(amounts), own = own }
+  for _, unit in ipairs(updates) do amounts[unit] = 0 end
+  amounts.near = near_ms(ranks, topology, "near_out") + near_ms(ranks, topology, "near_ids")
+  all.backward.near = near_ms(ranks, topology, "near_back")
+  return all
+end
+
+return M
