@@ -164,16 +164,24 @@ describe("kinds of exchanges whose rows go opposite ways", function()
   local function apart(places)
     local topology = topology_of {}
     local amounts = step.amounts(counts(places, topology), topology)
-    assert.equal(amounts.forward.far_mixed, amounts.backward.far_mixed)
-    return amounts.forward.far_mixed
+    for _, unit in ipairs { "far_mixed", "far_sums" } do assert.equal(amounts.forward[unit], amounts.backward[unit]) end
+    return amounts.forward.far_mixed, amounts.forward.far_sums
   end
 
   it("are counted by what the fullest links of each have, less what the fullest link of all does", function()
     local within = plan.table_row_wise
-    assert.near(ROWS_MS, apart { within(0), 2, 3 }, 1e-9)         -- 1 of host 0, 2 of host 1: 3 after one another, 2 at once
-    assert.near(0, apart { within(0), 0, 1 }, 1e-9)               -- the same way
-    assert.near(0, apart { within(0), within(1), 0, 2 }, 1e-9)    -- both ways as much of each
-    assert.near(2 * ROWS_MS, apart { within(0), within(0), 2, 3 }, 1e-9)
-    assert.near(0, apart { 0, 2, 3 }, 1e-9)
+    assert.near(ROWS_MS, (apart { within(0), 2, 3 }), 1e-9)         -- 1 of host 0, 2 of host 1: 3 after one another, 2 at once
+    assert.near(0, (apart { within(0), 0, 1 }), 1e-9)               -- the same way
+    assert.near(0, (apart { within(0), within(1), 0, 2 }), 1e-9)    -- both ways as much of each
+    assert.near(2 * ROWS_MS, (apart { within(0), within(0), 2, 3 }), 1e-9)
+    assert.near(0, (apart { 0, 2, 3 }), 1e-9)
+  end)
+
+  it("are counted apart where rows are summed within a host first: the fullest link's", function()
+    local within = plan.table_row_wise
+    for tables, places in pairs { [0] = { 0, 2, 3 }, { within(0), 2, 3 }, { within(0), within(1), within(1), 0 } } do -- any order
+      local _, sums = apart(places)
+      assert.near(tables * ROWS_MS, sums, 1e-9)
+    end
   end)
 end)

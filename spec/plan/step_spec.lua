@@ -163,6 +163,39 @@ describe("estimates = 'step'", function()
     assert.equal(plan.to_text(first), plan.to_text((made())))
   end)
 
+  it("choose the simpler of plans that are rated alike: 1 % for each sharding type more", function()
+    local model, constraints = model_of(3)
+    local chosen = { 0, 0 }
+    for _, batch in ipairs { 1, 8, 64, 512, 2048 } do
+      local topology = plan.Topology { world_size = 4, local_world_size = 2, inter_host_bw = 60e3, inter_host_burst = 130e3, processors = 2,
+        hosts_sharing = 2 }
+      local args = { topology = topology, batch_size = batch, constraints = constraints, estimates = "step",
+        sharder = plan.perilune_sharder }
+      local planner = plan.EmbeddingShardingPlanner(args)
+      local made = planner:plan(model)
+      local types, n = {}, 0
+      for _, entry in pairs(made.plan[""].tables) do
+        if not types[entry.sharding_type] then types[entry.sharding_type], n = true, n + 1 end
+      end
+      local best = planner.last.best.rating * (1 + 0.01 * (n - 1))
+      chosen[math.min(n, 2)] = chosen[math.min(n, 2)] + 1
+      for _, kind in ipairs { "table_wise", "row_wise", "data_parallel", "table_row_wise", "column_wise" } do -- plans of one type
+        args.constraints = {}
+        for name in pairs(constraints) do
+          args.constraints[name] = plan.ParameterConstraints { pooling_factors = { IDS }, sharding_types = { kind } }
+        end
+        local alone = plan.EmbeddingShardingPlanner(args)
+        alone:plan(model)
+        assert.is_true(best <= alone.last.best.rating * (1 + 1e-12), kind)
+      end
+      assert.equal(10, planner:score(10, { { sharding_type = "row_wise" }, { sharding_type = "row_wise" } }))
+      assert.near(10.2, planner:score(10, { { sharding_type = "row_wise" }, { sharding_type = "a" }, { sharding_type = "b" } }), 1e-12)
+    end
+    assert.is_true(chosen[1] > 0)
+    local other = plan.EmbeddingShardingPlanner { topology = plan.Topology { world_size = 2 } } -- TorchRec's
+    assert.equal(10, other:score(10, { { sharding_type = "row_wise" }, { sharding_type = "a" } }))
+  end)
+
   it("do not put all tables on one rank", function()
     local model, constraints = model_of(8)
     local planner = plan.EmbeddingShardingPlanner { topology = plan.Topology { world_size = 2 }, batch_size = 4096, estimates = "step",

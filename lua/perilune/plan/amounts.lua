@@ -82,11 +82,11 @@ local function near_ms(ranks, topology, field)
   return math.max(most, sum / #ranks) / topology.intra_host_bw
 end
 
---- Milliseconds by which rows would travel longer if those of one kind of exchanges waited for those of another: what the fullest links of
---- all kinds take together, less what the fullest link does.
-local function mixed_ms(ranks, topology)
-  local L, longest, apart, all = topology.local_world_size, 0, 0, {}
-  if #ranks <= L then return 0 end
+--- Milliseconds of the fullest links with what is summed within hosts first; and milliseconds by which rows would travel longer if those of
+--- one kind of exchanges waited for those of another: what the fullest links of all kinds take together, less what the fullest link does.
+local function far_ms(ranks, topology)
+  local L, longest, apart, all, of_sums = topology.local_world_size, 0, 0, {}, 0
+  if #ranks <= L then return 0, 0 end
   for _, way in ipairs(M.ways) do
     local most, field = 0, "far_" .. way
     for first = 1, #ranks, L do
@@ -95,9 +95,10 @@ local function mixed_ms(ranks, topology)
       all[first] = (all[first] or 0) + bytes
       most, longest = math.max(most, bytes), math.max(longest, all[first])
     end
-    apart = apart + most
+    apart, of_sums = apart + most, way == "host_sums" and most or of_sums
   end
-  return (apart - longest) / (topology.inter_host_bw * L)
+  local bandwidth = topology.inter_host_bw * L
+  return of_sums / bandwidth, (apart - longest) / bandwidth
 end
 
 --- Units of a step of these ranks, by direction, but far: { forward = { step = 1, ... }, backward = ..., own = of what ranks do each for
@@ -135,7 +136,7 @@ function M.of(ranks, topology)
   of_ranks("cold_bag_byte", function(c) return c.bag_byte * bags[c] end)
   local replicas = cold_shares(ranks, topology, cold_share_in_turn, function(c) return COPIES * c.replica_byte end)
   of_ranks("cold_replica_byte", function(c) return c.replica_byte * replicas[c] end)
-  amounts.far_mixed = mixed_ms(ranks, topology)
+  amounts.far_sums, amounts.far_mixed = far_ms(ranks, topology)
   local all = { forward = amounts, backward = util.copy(amounts), own = own }
   for _, unit in ipairs(updates) do amounts[unit] = 0 end
   amounts.near = near_ms(ranks, topology, "near_out") + near_ms(ranks, topology, "near_ids")

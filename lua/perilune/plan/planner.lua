@@ -138,6 +138,19 @@ function EmbeddingShardingPlanner:rate(search, proposal, placement)
   return parts.rating(self.performance_model, proposal, placement)
 end
 
+local SIMPLER = 0.01
+
+--- What a plan is chosen by, the less the better: its rating. Of our own estimates 1 % more for each sharding type but the first, which is
+--- less than predictions are off: so of plans that are rated alike the simpler one is chosen.
+function EmbeddingShardingPlanner:score(rating, proposal)
+  if not step.StepModel.is(self.performance_model) then return rating end
+  local seen, types = {}, 0
+  for _, option in ipairs(proposal) do
+    if not seen[option.sharding_type] then seen[option.sharding_type], types = true, types + 1 end
+  end
+  return rating * (1 + SIMPLER * math.max(0, types - 1))
+end
+
 local RATED = 20 -- shards that are placed while the load of a rank is rated
 
 --- Try one proposal. Returns what became of it: { placement =, rating = } or { why = }.
@@ -158,7 +171,8 @@ local function try(self, search, proposal)
   if not outcome.placement then return outcome end
   search.num_plans = search.num_plans + 1
   outcome.rating = self:rate(search, proposal, outcome.placement)
-  if not search.best or outcome.rating < search.best.rating then search.best = outcome end
+  outcome.score = self:score(outcome.rating, proposal)
+  if not search.best or outcome.score < search.best.score then search.best = outcome end
   return outcome
 end
 
@@ -179,7 +193,7 @@ end
 local function exhaust(self, search, i)
   local proposer = self.proposers[i]
   local limit = search.placements + math.max(0, self.max_placements - search.placements) / (#self.proposers - i + 1)
-  if proposer.begin and search.best then proposer:begin(search.best.proposal, search.best.rating) end
+  if proposer.begin and search.best then proposer:begin(search.best.proposal, search.best.score) end
   local proposal = parts.proposal(proposer, i, search)
   while proposal do
     if search.placements >= limit then
@@ -192,13 +206,13 @@ local function exhaust(self, search, i)
     if not outcome then
       outcome = try(self, search, proposal)
       -- what a proposer wants to know of a proposal that comes again
-      search.known[key] = { rating = outcome.rating, fits = outcome.placement ~= nil }
+      search.known[key] = { score = outcome.score, fits = outcome.placement ~= nil }
       if outcome.why and (not search.failure or nearer(self, outcome, search.failure)) then search.failure = outcome end
       outcome = search.known[key]
     else
       search.placements = search.placements + #proposal -- a proposer that proposes the same for ever ends too
     end
-    proposer:feedback(outcome.fits, proposal, outcome.rating, search.topology)
+    proposer:feedback(outcome.fits, proposal, outcome.score, search.topology)
     proposal = parts.proposal(proposer, i, search)
   end
 end

@@ -146,6 +146,9 @@ local function try_instead(planner, search, model, i, option, budget)
   if rating > best.rating then
     return "time", ("%s instead of %s (rank %d: shards of %.4g ms)"):format(rated(rating), rated(best.rating), rank, time), rating
   end
+  if rating < best.rating and planner:score(rating, proposal) >= best.score then
+    return "equal", ("%s instead of %s, with a sharding type more"):format(rated(rating), rated(best.rating)), rating
+  end
   if rating == best.rating then return "equal", ("no faster: %s"):format(rated(rating)), rating end
   return "faster", ("%s instead of %s; the search did not come to it"):format(rated(rating), rated(best.rating)), rating
 end

@@ -177,11 +177,13 @@ local function by_rank(proposal, placement, topology)
   return ranks
 end
 
+local beyond = util.index_of { "far", "far_sums", "far_mixed" }
+
 --- Milliseconds of a pass with these amounts at these prices, but for what crosses hosts.
 local function computed_ms(amounts, costs, way)
   local ms = 0
   for _, unit in ipairs(M.units) do
-    if unit ~= "far" and unit ~= "far_mixed" then ms = ms + amounts[unit] * price(costs, way, unit) end
+    if not beyond[unit] then ms = ms + amounts[unit] * price(costs, way, unit) end
   end
   return ms
 end
@@ -220,8 +222,9 @@ local function step_ms(ranks, topology)
   local amounts, costs, passes = amounts_of.of(ranks, topology), topology.costs or usual, {}
   local far = far_ms(ranks, topology, amounts, costs)
   for _, way in ipairs { "forward", "backward" } do
-    passes[way] = computed_ms(amounts[way], costs, way) + far[way] * price(costs, way, "far")
-      + amounts[way].far_mixed * price(costs, way, "far_mixed")
+    local of = amounts[way]
+    passes[way] = computed_ms(of, costs, way) + far[way] * price(costs, way, "far") + of.far_sums * price(costs, way, "far_sums")
+      + of.far_mixed * price(costs, way, "far_mixed")
   end
   return passes.forward + passes.backward, passes.forward, passes.backward
 end

@@ -43,10 +43,11 @@ M.ParameterStorage = util.face("peri.plan.ParameterStorage", { HBM = "hbm", DDR 
 ---   replica_byte   bytes of replicated tables
 ---   cold_replica_byte  those of them that leave the caches before they are read again
 ---   near, far      milliseconds of exchanges at the topology's rates, within and across hosts
----   far_mixed      the latter, for each kind of exchanges but the first: rows and gradients of several meet on the links
+---   far_sums       milliseconds of links with rows that are summed within their host first
+---   far_mixed      milliseconds that rows of several kinds of exchanges would take longer one after the other
 M.units = { "step", "table", "way", "home_id", "home_bag", "home_bag_byte", "id", "id_byte", "row", "shared_row", "shared_id", "odd_id",
   "odd_row", "cut_id", "cut_bag", "mid_row_byte", "mid_bag_byte", "cold_row", "cold_row_byte", "state_row", "state_byte",
-  "cold_state_byte", "bag", "bag_byte", "cold_bag_byte", "replica_byte", "cold_replica_byte", "near", "far", "far_mixed" }
+  "cold_state_byte", "bag", "bag_byte", "cold_bag_byte", "replica_byte", "cold_replica_byte", "near", "far", "far_sums", "far_mixed" }
 
 --- Bytes a millisecond: the unit of all bandwidths, as all times are milliseconds.
 local function per_second(bytes) return bytes / 1000 end
