@@ -144,11 +144,11 @@ local SIMPLER = 0.01
 --- less than predictions are off: so of plans that are rated alike the simpler one is chosen.
 function EmbeddingShardingPlanner:score(rating, proposal)
   if not step.StepModel.is(self.performance_model) then return rating end
-  local seen, types = {}, 0
+  local seen, n = {}, 0
   for _, option in ipairs(proposal) do
-    if not seen[option.sharding_type] then seen[option.sharding_type], types = true, types + 1 end
+    if not seen[option.sharding_type] then seen[option.sharding_type], n = true, n + 1 end
   end
-  return rating * (1 + SIMPLER * math.max(0, types - 1))
+  return rating * (1 + SIMPLER * math.max(0, n - 1))
 end
 
 local RATED = 20 -- shards that are placed while the load of a rank is rated
