@@ -92,7 +92,7 @@ local function add_calibrate(parser)
   calibrate:option("-t --threads", "Worker threads of each rank."):argname "THREADS":convert(whole("-t", MOST_THREADS))
   calibrate:option("--host", "Nodes for mpirun, such as a:4,b:4."):argname "LIST":convert(nodes)
   calibrate:option("--hostfile", "File of nodes for mpirun."):argname "FILE"
-  calibrate:option("--seconds", "About so many for the prices of a step.", 15, whole("--seconds", 3600))
+  calibrate:option("--seconds", "About so many for the prices of a step (default: 15; across hosts 10).", nil, whole("--seconds", 3600))
   calibrate:option("-o --output", "The topology's file; default: beside the choices, where plans find it."):argname "FILE"
   calibrate:option("--only", "Measure one part: choices, machine."):choices { "choices", "machine" }
   calibrate:flag("--dry-run", "Measure nothing: only see that the ranks meet and that the file can be written.")

@@ -444,7 +444,9 @@ local function file_for(output, ranks, host)
   return path, path == kept
 end
 
---- Measure, print and keep: a rank's part of `perilune calibrate`. options: output = path or nil, seconds =, choices = name -> way;
+local SECONDS, SECONDS_ACROSS = 15, 10 -- of hosts; making tables and the longest steps take as long again
+
+--- Measure, print and keep: a rank's part of `perilune calibrate`. options: output = path or nil, seconds = or nil, choices = name -> way;
 --- dry_run: only see that it can be done.
 function M.run(options)
   local world = peri.init()
@@ -462,7 +464,8 @@ function M.run(options)
     io.stdout:write("\r[", ("#"):rep(full), ("."):rep(24 - full), "] ", text, "\27[K")
     io.stdout:flush()
   end
-  local topology, off = M.topology { group = world, choices = options.choices, seconds = options.seconds, tell = tell }
+  local topology, off = M.topology { group = world, choices = options.choices, tell = tell,
+    seconds = options.seconds or world:size() > world.local_size and SECONDS_ACROSS or SECONDS }
   if not first then return end
   if live then io.stdout:write "\r\27[K" end
   report(topology, off, print)
