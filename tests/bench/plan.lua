@@ -6,8 +6,8 @@
 -- what it can do for minutes, so both are measured at the same times. Each round plans by what is known then; predictions and the choice
 -- are by the topology of all rounds. Predictions are compared with the rounds', of which there are as many turns as of calibration's steps:
 -- of more, the fastest is faster. Plans are compared with each other by more: at the end the choice, TorchRec's and those by hand that are
--- near the best are made and run again and again, and the median of what their turns took counts, for a plan that is made again takes up to 5 %
--- more or less across machines (as its connections fall), and the fastest of many is the luckiest.
+-- near the best are made and run again and again, and the median of what their turns took counts, for a plan that is made again takes up
+-- to 5 % more or less across machines (as its connections fall), and the fastest of many is the luckiest.
 local argparse = require "argparse"
 local json = require "dkjson"
 local peri = require "perilune"
