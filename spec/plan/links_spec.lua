@@ -2,19 +2,12 @@
 local peri = require "perilune"
 local plan = peri.plan
 local step = require "perilune.plan.step"
+local alike = require "spec.support.alike"
 local links = require "perilune.plan.links"
 
-local BATCH, IDS, DIM, ROWS = 32, 4, 16, 1000
+local BATCH, IDS, DIM = alike.BATCH, alike.IDS, alike.DIM
+local model_of = alike.model_of
 local ROWS_MS, IDS_MS = 2 * BATCH * DIM * 4 / 1000, 2 * BATCH * (IDS + 1) * 4 / 1000 -- of a table, to or from the other host
-
-local function model_of(n)
-  local tables, constraints = {}, {}
-  for i = 1, n do
-    tables[i] = { name = "t" .. i, num_embeddings = ROWS, embedding_dim = DIM }
-    constraints["t" .. i] = plan.ParameterConstraints { pooling_factors = { IDS } }
-  end
-  return plan.describe.of { tables = tables, optimizer = "rowwise_adagrad" }, constraints
-end
 
 --- Four ranks on two hosts, whose links move 1000 bytes a millisecond and host; a burst: milliseconds of that.
 local function topology_of(args)

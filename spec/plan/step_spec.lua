@@ -3,17 +3,10 @@ local peri = require "perilune"
 local shell = require "spec.support.shell"
 local plan = peri.plan
 local step = require "perilune.plan.step"
+local alike = require "spec.support.alike"
 
-local BATCH, IDS, DIM, ROWS = 32, 4, 16, 1000
-
-local function model_of(n)
-  local tables, constraints = {}, {}
-  for i = 1, n do
-    tables[i] = { name = "t" .. i, num_embeddings = ROWS, embedding_dim = DIM }
-    constraints["t" .. i] = plan.ParameterConstraints { pooling_factors = { IDS } }
-  end
-  return plan.describe.of { tables = tables, optimizer = "rowwise_adagrad" }, constraints
-end
+local BATCH, IDS, DIM, ROWS = alike.BATCH, alike.IDS, alike.DIM, alike.ROWS
+local model_of = alike.model_of
 
 --- Counts by rank of one table under an entry, on 4 ranks of 2 hosts.
 local function counts(entry)
@@ -188,12 +181,19 @@ describe("estimates = 'step'", function()
         alone:plan(model)
         assert.is_true(best <= alone.last.best.rating * (1 + 1e-12), kind)
       end
-      assert.equal(10, planner:score(10, { { sharding_type = "row_wise" }, { sharding_type = "row_wise" } }))
-      assert.near(10.2, planner:score(10, { { sharding_type = "row_wise" }, { sharding_type = "a" }, { sharding_type = "b" } }), 1e-12)
+      assert.near(10 + 0.1 * (n - 1), planner:score(10, planner.last.best.proposal), 1e-12)
     end
     assert.is_true(chosen[1] > 0)
-    local other = plan.EmbeddingShardingPlanner { topology = plan.Topology { world_size = 2 } } -- TorchRec's
-    assert.equal(10, other:score(10, { { sharding_type = "row_wise" }, { sharding_type = "a" } }))
+    local entries = { t1 = plan.table_wise(0), t2 = plan.row_wise(), t3 = plan.data_parallel() }
+    local topology = plan.Topology { world_size = 2 }
+    local three = step.of_plan(plan.ShardingPlan { [""] = entries }, model, topology, BATCH, constraints)
+    for _, option in ipairs(three) do option.total_storage, option.total_perf = {}, 0 end
+    for estimates, score in pairs { step = 10.2, torchrec = 10 } do -- any order
+      local planner = plan.EmbeddingShardingPlanner { topology = topology, estimates = estimates }
+      assert.near(score, planner:score(10, three), 1e-12)
+      assert.error_matches(function() planner:score("10", three) end, "rating is '10', wanted a number")
+      assert.error_matches(function() planner:score(10, { 3 }) end, "proposal is a table, wanted a list of ShardingOptions")
+    end
   end)
 
   it("do not put all tables on one rank", function()

@@ -336,7 +336,7 @@ end
 
 signature.object("search", "a search", { topology = "Topology" })
 kinds.methods(EmbeddingShardingPlanner, { search = "model: any", rate = "search: search, proposal: proposal, placement: table",
-  plan = "model: any", collective_plan = "model: any, group: Group?" })
+  score = "rating: number, proposal: proposal", plan = "model: any", collective_plan = "model: any, group: Group?" })
 signature.check("plan.planner.", M, { entry = "option: ShardingOption, ranks: any, topology: Topology" })
 
 return M
