@@ -207,6 +207,9 @@ function M.whole_list(func, what, value, of)
   return value
 end
 
+--- So many of what a word says: "1 rank", "2 ranks".
+function M.number_of(n, word) return ("%d %s%s"):format(n, word, n == 1 and "" or "s") end
+
 --- How many letters must be added, left out, replaced, or exchanged with their neighbours to make `a` of `b`.
 local function distance(a, b)
   local d = {} -- d[i][j]: of the first i letters of a and the first j of b

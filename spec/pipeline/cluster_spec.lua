@@ -344,7 +344,7 @@ describe("perilune plan --simulate", function()
       local output, code = run(words)
       assert.equal(1, code)
       assert.matches(want, output, 1, true)
-      assert.not_matches("1 tables on", output, 1, true)
+      assert.not_matches("1 table on", output, 1, true)
     end
     assert.matches("t.json: No such file", (run("--simulate base --trace no/t.json")), 1, true)
     assert.matches("Topology: 5 ranks of groups of 2", (run("--topology cpu_ethernet_100g --simulate base --scale 5")), 1, true)

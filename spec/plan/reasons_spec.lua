@@ -233,7 +233,7 @@ describe("perilune plan", function()
       return peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 1e10, embedding_dim = 128,
         feature_names = { "f" } } } }]], "--topology dgx_h100_80gb --ranks 128 --no-reasons")
     assert.equal(0, code, output)
-    assert.matches("1 tables on 128 ranks", output)
+    assert.matches("1 table on 128 ranks", output)
     assert.not_matches("why", output)
   end)
 

@@ -427,8 +427,7 @@ local function report(topology, off, print_line)
     rows[#rows + 1] = { "exchanges across hosts", ("%s, %.3g ms%s"):format(rate(t.inter_host_bw), t.inter_host_latency,
       t.inter_host_burst > 0 and (", rested %.3g MB at once"):format(t.inter_host_burst / 1e6) or "") }
   end
-  print_line(("%d %s, %d a host; of each, while all are busy:"):format(t.world_size, t.world_size == 1 and "rank" or "ranks",
-    t.local_world_size))
+  print_line(("%s, %d a host; of each, while all are busy:"):format(util.number_of(t.world_size, "rank"), t.local_world_size))
   for _, row in ipairs(rows) do print_line(("  %-26s %s"):format(row[1], row[2])) end
   print_line(("  %-26s %.0f %% off forward, %.0f %% backward, in the mean over %d steps"):format("prices of a step", 100 * off.forward,
     100 * off.backward, off.steps))

@@ -151,7 +151,7 @@ function EmbeddingShardingPlanner:score(rating, proposal)
   return rating * (1 + SIMPLER * math.max(0, n - 1))
 end
 
-local RATED = 20 -- shards that are placed while the load of a rank is rated
+local RATED = 20 -- shards that are placed while a rank, or a table, is looked at once more
 
 --- Try one proposal. Returns what became of it: { placement =, rating = } or { why = }.
 local function try(self, search, proposal)
@@ -166,7 +166,7 @@ local function try(self, search, proposal)
     local by_hosts = option.partition_by ~= "uniform" and option.partition_by ~= "device"
     search.placements = search.placements + option.num_shards + (by_hosts and ranks or 0)
   end
-  search.placements = search.placements + RATED * ranks
+  search.placements = search.placements + RATED * (ranks + #proposal)
   outcome.placement, outcome.why = parts.placement(self.partitioner, proposal, search.topology)
   if not outcome.placement then return outcome end
   search.num_plans = search.num_plans + 1

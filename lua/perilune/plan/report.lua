@@ -65,9 +65,9 @@ function M.lines(planner)
     ranks[#ranks + 1] = { tostring(r - 1), reasons.gib(bytes[r]), reasons.gib(search.topology.devices[r][tier]), ("%.4g"):format(times[r]) }
   end
   local words = util.map(reasons.ratings(planner), function(r) return r[1] .. " " .. r[2] end)
-  local lines = { ("%d tables on %s: %s (%d proposals tried, %d fit%s)"):format(
-    #best.proposal, (tostring(topology):gsub("^Topology: ", "")), table.concat(words, ", "), search.num_proposals, search.num_plans,
-    search.stopped and "; the search stopped at its limit" or "") }
+  local lines = { ("%s on %s: %s (%s tried, %d fit%s)"):format(util.number_of(#best.proposal, "table"),
+    (tostring(topology):gsub("^Topology: ", "")), table.concat(words, ", "),
+    util.number_of(search.num_proposals, "proposal"), search.num_plans, search.stopped and "; the search stopped at its limit" or "") }
   for _, t in ipairs(search.left_out) do
     lines[#lines + 1] = ("  table '%s' is left out: its constraint device_group is %s, this is a plan for a %s"):format(t.fqn,
       t.device_group, topology.compute_device)

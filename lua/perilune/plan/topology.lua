@@ -347,8 +347,8 @@ end
 
 function Topology:__tostring()
   local tier = self:own_tier()
-  return ("Topology: %d ranks (%s), %d a host, %.1f GiB each"):format(self.world_size, self.compute_device, self.local_world_size,
-    self.devices[1][tier] / GiB)
+  return ("Topology: %s (%s), %d a host, %.1f GiB each"):format(util.number_of(self.world_size, "rank"), self.compute_device,
+    self.local_world_size, self.devices[1][tier] / GiB)
 end
 
 signature.kind("Topology", "a Topology", Topology.is)
