@@ -103,6 +103,14 @@ describe("perilune calibrate --only machine", function()
     assert.equal("5000000\t5000000\t10000000\n", (shell.run(("%s run %s"):format(shell.perilune, script))))
   end)
 
+  it("says when other programs had processors meanwhile", function()
+    local spin = shell.write(folder .. "/spin.sh", "while :; do :; done\n")
+    local out, status = shell.run(('for i in $(seq $(nproc)); do sh %s & pids="$pids $!"; done; %s calibrate --only machine --seconds 1 '
+      .. '-n 2 -t 1 -o %s/busy.topology; status=$?; kill $pids; exit $status'):format(spin, shell.perilune, folder))
+    assert.equal(0, status, out)
+    assert.matches("other programs had [%d.]+ processors meanwhile: .*; measure again when they have ended\nkept in", out)
+  end)
+
   it("keeps nothing of what did not come to its end, and makes the folder", function()
     local function files() return (shell.run(("find %s/other -type f"):format(folder))) end
     local env = { XDG_CACHE_HOME = folder .. "/other" }

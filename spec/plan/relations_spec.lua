@@ -162,7 +162,7 @@ describe("relations that cannot be", function()
       ["plan.spread: per is 'node', allowed: rank, host"] = function() plan.spread({ "a", "b" }, "node") end,
       ["plan.at_most: count is 0"] = function() plan.at_most(0, { "a" }) end,
       ["plan.pin: units[1] is -1"] = function() plan.pin("a", -1) end,
-      ["plan.forbid: wanted a number or a list"] = function() plan.forbid("a", {}) end,
+      ["plan.forbid: units is an empty list, wanted the number"] = function() plan.forbid("a", {}) end,
       ["plan.colocate: tables[2] is a number, wanted a name"] = function() plan.colocate { "a", 2 } end,
       ["plan.colocate: 'b' behind tables, wanted one list of names"] = function() plan.colocate("a", "b") end,
       ["plan.colocate: tables is the one table 'a', wanted a list of two or more"] = function() plan.colocate { "a" } end,

@@ -196,6 +196,50 @@ describe("estimates = 'step'", function()
     end
   end)
 
+  it("put whole tables where no other placement is better, within what each rank has", function()
+    local state = 3
+    local function draw(n)
+      state = 16807 * state % 2147483647
+      return state % n
+    end
+    local BATCHES = 8e6 -- bytes
+    for case = 1, 12 do
+      local W, n, tables, constraints, bytes, largest = 2 + case % 2, 3 + draw(3), {}, {}, 0, 0
+      local function bytes_of(t) return t.num_embeddings * (t.embedding_dim * 4 + 4) end
+      for i = 1, n do
+        local name = "t" .. i
+        tables[i] = { name = name, num_embeddings = 1000 * (1 + draw(9)), embedding_dim = 16 * (1 + draw(4)) }
+        constraints[name] = plan.ParameterConstraints { pooling_factors = { 1 + draw(20) }, sharding_types = { "table_wise" } }
+        bytes, largest = bytes + bytes_of(tables[i]), math.max(largest, bytes_of(tables[i]))
+      end
+      local room = math.max(0.7 * bytes, largest)
+      local model = plan.describe.of { tables = tables, optimizer = "rowwise_adagrad" }
+      local topology = plan.Topology { world_size = W, local_world_size = case % 3 == 0 and 1 or nil,
+        ddr_cap = math.ceil(room + BATCHES) }
+      local planner = plan.EmbeddingShardingPlanner { topology = topology, batch_size = 256, constraints = constraints,
+        estimates = "step", sharder = plan.perilune_sharder,
+        storage_reservation = plan.FixedPercentageStorageReservation { percentage = 0 } }
+      local made, best = planner:plan(model), math.huge
+      for code = 0, W ^ n - 1 do -- all placements
+        local entries, used, fits = {}, {}, true
+        for i, t in ipairs(tables) do
+          local r = math.floor(code / W ^ (i - 1)) % W
+          entries[t.name] = plan.table_wise(r)
+          used[r] = (used[r] or 0) + bytes_of(t)
+          fits = fits and used[r] <= room
+        end
+        if fits then best = math.min(best, step.predict(plan.ShardingPlan { [""] = entries }, model, topology, 256, constraints).ms) end
+      end
+      local used = {}
+      for name, entry in pairs(made.plan[""].tables) do
+        local t = tables[tonumber(name:match "%d+")]
+        used[entry.ranks[1]] = (used[entry.ranks[1]] or 0) + bytes_of(t)
+      end
+      for _, b in pairs(used) do assert.is_true(b <= room + BATCHES) end
+      assert.is_true(planner.last.best.rating <= 1.01 * best, ("%d: %g, best %g"):format(case, planner.last.best.rating, best))
+    end
+  end)
+
   it("do not put all tables on one rank", function()
     local model, constraints = model_of(8)
     local planner = plan.EmbeddingShardingPlanner { topology = plan.Topology { world_size = 2 }, batch_size = 4096, estimates = "step",

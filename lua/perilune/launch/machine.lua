@@ -8,6 +8,7 @@ local launcher = require "perilune.launcher"
 local step = require "perilune.plan.step"
 local measure = require "perilune.launch.measure"
 local fit = require "perilune.launch.fit"
+local beside = require "perilune.launch.beside"
 local files = require "perilune.plan.text"
 local Tensor, plan, util, C = peri.Tensor, peri.plan, peri.util, peri.ffi.C
 
@@ -443,6 +444,7 @@ local function file_for(output, ranks, host)
   return path, path == kept
 end
 
+local BESIDE = 0.3 -- processors: with less beside them prices are what they are otherwise
 local SECONDS, SECONDS_ACROSS = 15, 10 -- of hosts; making tables and the longest steps take as long again
 
 --- Measure, print and keep: a rank's part of `perilune calibrate`. options: output = path or nil, seconds = or nil, choices = name -> way;
@@ -463,11 +465,19 @@ function M.run(options)
     io.stdout:write("\r[", ("#"):rep(full), ("."):rep(24 - full), "] ", text, "\27[K")
     io.stdout:flush()
   end
-  local topology, off = M.topology { group = world, choices = options.choices, tell = tell,
-    seconds = options.seconds or world:size() > world.local_size and SECONDS_ACROSS or SECONDS }
+  local topology, off
+  local others = most(world, beside.others(world, function()
+    topology, off = M.topology { group = world, choices = options.choices, tell = tell,
+      seconds = options.seconds or world:size() > world.local_size and SECONDS_ACROSS or SECONDS }
+    return topology.hosts_sharing * topology.local_world_size < world:size()
+  end))
   if not first then return end
   if live then io.stdout:write "\r\27[K" end
   report(topology, off, print)
+  if others > BESIDE then
+    print(("other programs had %.1f processors meanwhile: all takes longer than by itself; measure again when they have ended"):format(
+      others))
+  end
   topology:save(path, kept)
   print("kept in " .. path)
 end

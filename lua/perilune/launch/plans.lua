@@ -238,6 +238,10 @@ function M.verify(options)
     constraints = constraints, group = world, seconds = 3 })[1]
   if world:rank() ~= 0 then return end
   lines(io.stdout, plan.report.lines(planner))
+  if not topology.costs then
+    print(("the topology has no measured prices: predictions compare plans, and are no times of this machine; perilune calibrate -n %d "
+      .. "measures them"):format(n))
+  end
   lines(io.stdout, verify.lines(entry))
 end
 

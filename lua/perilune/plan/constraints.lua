@@ -29,6 +29,8 @@ local arguments = {
   feature_names = util.optional.list,    -- kept for the user
 }
 
+local MOST = 1e12 -- ids, bags or samples
+
 local ParameterConstraints = util.class "ParameterConstraints"
 M.ParameterConstraints = ParameterConstraints
 
@@ -57,8 +59,8 @@ function ParameterConstraints:init(args)
   if self.min_partition then util.integer(f, "min_partition", self.min_partition, 1) end
   for _, name in ipairs { "pooling_factors", "num_poolings", "batch_sizes" } do
     for i, x in ipairs(self[name] or {}) do
-      if type(x) ~= "number" or not (x >= 0 and x < math.huge) then
-        P.fail(("%s: %s[%d] is %s, allowed: finite numbers >= 0"):format(f, name, i, tostring(x)))
+      if type(x) ~= "number" or not (x >= 0 and x <= MOST) then
+        P.fail(("%s: %s[%d] is %s, allowed: numbers from 0 to %g"):format(f, name, i, tostring(x), MOST))
       end
     end
   end

@@ -17,6 +17,7 @@ local kinds = require "perilune.plan.kinds"
 local describe = require "perilune.plan.describe"
 local constraints_of = require "perilune.plan.constraints"
 local parts = require "perilune.plan.parts"
+local places = require "perilune.plan.places"
 local signature = require "perilune.signature"
 local collective_utils = require "perilune.dist.collective_utils"
 
@@ -73,7 +74,7 @@ local arguments = {
   storage_reservation = util.optional.table, -- default: HeuristicalStorageReservation
   proposers = util.optional.list,      -- default: grid search, greedy by the slowest shard and by all, uniform; of our own estimates,
                                        -- changes of the best of these
-  partitioner = util.optional.table,   -- default: GreedyPerfPartitioner
+  partitioner = util.optional.table,   -- default: GreedyPerfPartitioner; of our own estimates the better of it by storage and by perf
   performance_model = util.optional.table, -- default: NoopPerfModel
   estimates = "torchrec",              -- "step": our own (plan/step.lua) in place of TorchRec's formulas, unless parts are given
   relations = util.optional.list,      -- of tables and ranks: plan.colocate, spread, at_most, at_most_bytes, forbid, pin
@@ -112,14 +113,15 @@ function EmbeddingShardingPlanner:init(args)
   self.proposers = a.proposers or { proposers.GridSearchProposer(), proposers.GreedyProposer(),
     proposers.GreedyProposer { use_depth = false }, proposers.UniformProposer(), own and proposers.RefiningProposer() or nil }
   self.partitioner = a.partitioner or partitioners.GreedyPerfPartitioner()
+  self.other_partitioner = own and not a.partitioner and partitioners.GreedyPerfPartitioner { sort_by = "perf" } or nil
   self.performance_model = a.performance_model or a.objective ~= nil and objectives.Objective(a.objective, a.topology)
     or own and step.StepModel { topology = a.topology } or partitioners.NoopPerfModel { topology = a.topology }
 end
 
---- A name of a proposal: its options, whatever their order. places: of each table among the tables.
-local function key_of(proposal, places)
+--- A name of a proposal: its options, whatever their order. numbers: of each table among the tables.
+local function key_of(proposal, numbers)
   local keys = {}
-  for _, option in ipairs(proposal) do keys[places[option.fqn]] = option.key or option.id end
+  for _, option in ipairs(proposal) do keys[numbers[option.fqn]] = option.key or option.id end
   return table.concat(keys, " ")
 end
 
@@ -138,17 +140,34 @@ function EmbeddingShardingPlanner:rate(search, proposal, placement)
   return parts.rating(self.performance_model, proposal, placement)
 end
 
+--- Where the partitioner puts a proposal, and its rating; or nil and why not. Of two partitioners' the better.
+function EmbeddingShardingPlanner:place(search, proposal)
+  local placement, why = parts.placement(self.partitioner, proposal, search.topology)
+  local rating = placement and self:rate(search, proposal, placement)
+  if self.other_partitioner then
+    local other = parts.placement(self.other_partitioner, proposal, search.topology)
+    local others = other and self:rate(search, proposal, other)
+    if other and not (rating and rating <= others) then placement, rating = other, others end
+  end
+  return placement, rating or why
+end
+
+--- Sharding types in a proposal.
+local function types_of(proposal)
+  local seen, n = {}, 0
+  for _, option in ipairs(proposal) do
+    if not seen[option.sharding_type] then seen[option.sharding_type], n = true, n + 1 end
+  end
+  return n
+end
+
 local SIMPLER = 0.01
 
 --- What a plan is chosen by, the less the better: its rating. Of our own estimates 1 % more for each sharding type but the first, which is
 --- less than predictions are off: so of plans that are rated alike the simpler one is chosen.
 function EmbeddingShardingPlanner:score(rating, proposal)
   if not step.StepModel.is(self.performance_model) then return rating end
-  local seen, n = {}, 0
-  for _, option in ipairs(proposal) do
-    if not seen[option.sharding_type] then seen[option.sharding_type], n = true, n + 1 end
-  end
-  return rating * (1 + SIMPLER * math.max(0, n - 1))
+  return rating * (1 + SIMPLER * math.max(0, types_of(proposal) - 1))
 end
 
 local RATED = 20 -- shards that are placed while a rank, or a table, is looked at once more
@@ -167,13 +186,42 @@ local function try(self, search, proposal)
     search.placements = search.placements + option.num_shards + (by_hosts and ranks or 0)
   end
   search.placements = search.placements + RATED * (ranks + #proposal)
-  outcome.placement, outcome.why = parts.placement(self.partitioner, proposal, search.topology)
-  if not outcome.placement then return outcome end
+  local placement, rating = self:place(search, proposal)
+  if not placement then
+    outcome.why = rating
+    return outcome
+  end
   search.num_plans = search.num_plans + 1
-  outcome.rating = self:rate(search, proposal, outcome.placement)
+  outcome.placement, outcome.rating = placement, rating
   outcome.score = self:score(outcome.rating, proposal)
   if not search.best or outcome.score < search.best.score then search.best = outcome end
+  if self.other_partitioner and proposal[1].partition_by == "device" and types_of(proposal) == 1 then
+    local kind = proposal[1].sharding_type
+    local before = search.alike[kind]
+    if not before or outcome.score < before.score then search.alike[kind] = outcome end
+  end
   return outcome
+end
+
+--- Move shards of the best plan, and of the best of whole tables and of blocks of columns alone, between ranks while that makes them
+--- better: of our own estimates.
+local function improve(self, search)
+  if not self.other_partitioner or search.topology.rules then return end
+  local found = { search.best }
+  for _, outcome in util.ordered(search.alike) do
+    if outcome ~= search.best then found[#found + 1] = outcome end
+  end
+  for i, outcome in ipairs(found) do
+    local work = RATED * (search.topology.world_size + #outcome.proposal)
+    local most = math.max(0, self.max_placements - search.placements) / (#found - i + 1) / work
+    local rated
+    outcome.placement, outcome.rating, rated = places.improve(outcome.proposal, outcome.placement, outcome.rating, function(placement)
+      return parts.rating(self.performance_model, outcome.proposal, placement)
+    end, search.topology, most)
+    search.placements = search.placements + rated * work
+    outcome.score = self:score(outcome.rating, outcome.proposal)
+    if outcome.score < search.best.score then search.best = outcome end
+  end
 end
 
 --- Whether a proposal that did not fit takes less memory than another one.
@@ -192,7 +240,8 @@ end
 --- Run proposers[i] to its end, or to its part of what is left of the limit: those behind it may find what is better by far.
 local function exhaust(self, search, i)
   local proposer = self.proposers[i]
-  local limit = search.placements + math.max(0, self.max_placements - search.placements) / (#self.proposers - i + 1)
+  local sharing = #self.proposers - i + (self.other_partitioner and 2 or 1) -- with `improve`
+  local limit = search.placements + math.max(0, self.max_placements - search.placements) / sharing
   if proposer.begin and search.best then proposer:begin(search.best.proposal, search.best.score) end
   local proposal = parts.proposal(proposer, i, search)
   while proposal do
@@ -249,7 +298,7 @@ function EmbeddingShardingPlanner:search(model)
   model = in_order(describe.model("EmbeddingShardingPlanner:search", model))
   constraints_of.check("EmbeddingShardingPlanner", self.constraints, model)
   local reserved = parts.reserved(self.storage_reservation:reserve(self.topology, model, self.batch_size, self.constraints))
-  local search = { num_proposals = 0, num_plans = 0, placements = 0, known = {}, topology = reserved, stopped = false,
+  local search = { num_proposals = 0, num_plans = 0, placements = 0, known = {}, alike = {}, topology = reserved, stopped = false,
     room = { hbm = 0, ddr = 0, ssd = 0 }, space = parts.space(self.enumerator:enumerate(model)) }
   for _, device in ipairs(reserved.devices) do
     for _, tier in ipairs(topologies.tiers) do search.room[tier] = search.room[tier] + device[tier] end
@@ -264,7 +313,8 @@ function EmbeddingShardingPlanner:search(model)
   end
   for _, proposer in ipairs(self.proposers) do proposer:load(search.units, self.enumerator) end
   for i in ipairs(self.proposers) do exhaust(self, search, i) end
-  search.known = nil
+  improve(self, search)
+  search.known, search.alike = nil, nil
   search.left_out = constraints_of.left_out(self.constraints, model, self.topology.compute_device)
   local best = search.best
   if best then
@@ -336,7 +386,8 @@ end
 
 signature.object("search", "a search", { topology = "Topology" })
 kinds.methods(EmbeddingShardingPlanner, { search = "model: any", rate = "search: search, proposal: proposal, placement: table",
-  score = "rating: number, proposal: proposal", plan = "model: any", collective_plan = "model: any, group: Group?" })
+  place = "search: search, proposal: proposal", score = "rating: number, proposal: proposal", plan = "model: any",
+  collective_plan = "model: any, group: Group?" })
 signature.check("plan.planner.", M, { entry = "option: ShardingOption, ranks: any, topology: Topology" })
 
 return M

@@ -135,12 +135,12 @@ end
 local function try_instead(planner, search, model, i, option, budget)
   local best, proposal = search.best, {}
   for k, o in ipairs(best.units) do proposal[k] = k == i and option or o end
-  local placement, why = parts.placement(planner.partitioner, proposal, search.topology)
+  local placement, rating = planner:place(search, proposal)
   if not placement then
+    local why = rating
     local kind = why.relation and "relation" or why.tier and "memory" or why.count and "count" or "other"
     return kind, M.failure(why, search.topology) .. (more_would_do(planner, search, model, proposal, why, budget) or "")
   end
-  local rating = planner:rate(search, proposal, placement)
   local function rated(x) return M.rated(planner, x) end
   local rank, time = slowest(proposal, placement, search.topology.world_size)
   if rating > best.rating then

@@ -33,8 +33,8 @@ end
 local function tables_of(func, tables, least)
   if type(tables) == "string" then tables = { tables } end
   if type(tables) ~= "table" or #tables < least then
-    P.fail(("%s: tables is %s, wanted a list of %d names or more"):format(func, type(tables) == "table" and "a list of " .. #tables
-      or type(tables), least))
+    P.fail(("%s: tables is %s, wanted a list of %s or more"):format(func, type(tables) == "table" and "a list of " .. #tables
+      or type(tables), util.number_of(least, "name")))
   end
   for i, name in ipairs(tables) do
     if type(name) ~= "string" then P.fail(("%s: tables[%d] is a %s, wanted a name"):format(func, i, type(name))) end
@@ -46,7 +46,10 @@ local function per_of(func, per) return util.one_of(func, "per", per or "rank", 
 
 local function units_of(func, units)
   if type(units) == "number" then units = { units } end
-  if type(units) ~= "table" or #units == 0 then P.fail(("%s: wanted a number or a list of ranks or hosts"):format(func)) end
+  if type(units) ~= "table" or #units == 0 then
+    P.fail(("%s: units is %s, wanted the number of a rank or host, or a list of such"):format(func,
+      type(units) == "table" and "an empty list" or type(units)))
+  end
   local set = {}
   for i, unit in ipairs(units) do set[util.integer(func, ("units[%d]"):format(i), unit, 0, 2 ^ 20)] = true end
   return set
