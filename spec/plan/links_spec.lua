@@ -124,6 +124,20 @@ describe("ranks that compute while links work", function()
     end
   end)
 
+  it("have no more parts than the table with most ids leaves: its time is not split", function()
+    local topology = topology_of {}
+    local ranks = counts({ 0, 0, 0, 0 }, topology)
+    local function passes_of(share)
+      ranks[1].most_ids = share * ranks[1].id
+      local own, nothing = { 4 * ROWS_MS, 0, 0, 0 }, { 0, 0, 0, 0 }
+      local ms = links.passes(ranks, topology, { forward = { before = 0, own = own }, backward = { before = 0, own = nothing } })
+      return ms.forward - 4 * IDS_MS
+    end
+    assert.near(4 * ROWS_MS + ROWS_MS, passes_of(0.25), 1e-6)     -- four parts, of which the last one's rows are left
+    assert.near(4 * ROWS_MS + 2 * ROWS_MS, passes_of(0.5), 1e-6)  -- two
+    assert.near(4 * ROWS_MS + 4 * ROWS_MS, passes_of(0.95), 1e-6) -- one
+  end)
+
   it("send rows while another rank of their host still looks up", function()
     local long = 3 * ROWS_MS -- rank 1's rows are there before rank 0's set out
     assert.near(2 * IDS_MS + long + ROWS_MS, (passes({ 0, 1 }, { looked_up = { long, 0, 0, 0 } })), 1e-6)

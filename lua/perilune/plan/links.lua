@@ -8,9 +8,11 @@ local M = {}
 
 local PARTS = 8 -- of a rank's tables (runtime/shard/routes.h)
 
---- Parts of what a rank has. Tables whose rows are summed within a host first are one.
+--- Parts of what a rank has that take it as long each. Tables whose rows are summed within a host first are one; of tables with unlike
+--- bags there are as many as of the one with most ids.
 local function parts_of(c)
-  return math.max(1, math.min(PARTS, c.whole_rows + c.rank_sums + math.min(1, c.host_sums)))
+  local alike = c.most_ids > 0 and math.floor(c.id / c.most_ids + 1e-9) or 1
+  return math.max(1, math.min(PARTS, alike, c.whole_rows + c.rank_sums + math.min(1, c.host_sums)))
 end
 
 --- When ranks are done with what takes them `ms` and cannot begin before `ready` (lists by rank). Those that share processors have as much

@@ -237,11 +237,12 @@ local function nearer(self, a, b)
   return a.bytes < b.bytes
 end
 
---- Run proposers[i] to its end, or to its part of what is left of the limit: those behind it may find what is better by far.
-local function exhaust(self, search, i)
-  local proposer = self.proposers[i]
+--- Run a proposer, the i-th, to its end, or to its part of what is left of the limit: those behind it may find what is better by far. One
+--- behind all of them has no limit.
+local function exhaust(self, search, proposer, i)
   local sharing = #self.proposers - i + (self.other_partitioner and 2 or 1) -- with `improve`
-  local limit = search.placements + math.max(0, self.max_placements - search.placements) / sharing
+  local left = math.max(0, self.max_placements - search.placements)
+  local limit = i > #self.proposers and math.huge or search.placements + left / sharing
   if proposer.begin and search.best then proposer:begin(search.best.proposal, search.best.score) end
   local proposal = parts.proposal(proposer, i, search)
   while proposal do
@@ -312,7 +313,12 @@ function EmbeddingShardingPlanner:search(model)
     end
   end
   for _, proposer in ipairs(self.proposers) do proposer:load(search.units, self.enumerator) end
-  for i in ipairs(self.proposers) do exhaust(self, search, i) end
+  for i, proposer in ipairs(self.proposers) do exhaust(self, search, proposer, i) end
+  if not search.best and not self.args.proposers then
+    local least = proposers.LeastMemoryProposer()
+    least:load(search.units, self.enumerator)
+    exhaust(self, search, least, #self.proposers + 1)
+  end
   improve(self, search)
   search.known, search.alike = nil, nil
   search.left_out = constraints_of.left_out(self.constraints, model, self.topology.compute_device)

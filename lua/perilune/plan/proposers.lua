@@ -6,6 +6,7 @@
 local ffi = require "ffi"
 local util = require "perilune.util"
 local kinds = require "perilune.plan.kinds"
+local topologies = require "perilune.plan.topology"
 
 local M = {}
 
@@ -164,6 +165,31 @@ function GridSearchProposer:feedback()
   end
   self.indexes = nil
 end
+
+-- -- what takes least memory ---------------------------------------------------------------------------------------------------------
+
+--- Proposes, for each kind of memory, the options that take least of it: in all, and in their largest shard.
+local LeastMemoryProposer = util.class "LeastMemoryProposer"
+M.LeastMemoryProposer = LeastMemoryProposer
+function LeastMemoryProposer:init() end -- luacheck: ignore 212
+
+function LeastMemoryProposer:load(space)
+  self.proposals, self.at = {}, 1
+  for _, sum in ipairs { "total_storage", "max_storage" } do
+    for _, tier in ipairs(topologies.tiers) do
+      local proposal, at = {}, {}
+      for _, option in ipairs(space) do
+        local i = at[option.fqn] or #proposal + 1
+        at[option.fqn] = i
+        if not proposal[i] or option[sum][tier] < proposal[i][sum][tier] then proposal[i] = option end
+      end
+      self.proposals[#self.proposals + 1] = #proposal > 0 and proposal or nil
+    end
+  end
+end
+
+function LeastMemoryProposer:propose() return self.proposals[self.at] end
+function LeastMemoryProposer:feedback() self.at = self.at + 1 end
 
 -- -- changes of the best ----------------------------------------------------------------------------------------------------------------
 
@@ -328,7 +354,9 @@ end
 
 local methods = { load = "space: proposal, enumerator: any", feedback = "partitionable: any, proposal: any, rating: number?, topology: any",
   propose = "" }
-for _, class in ipairs { GreedyProposer, UniformProposer, GridSearchProposer, RefiningProposer } do kinds.methods(class, methods) end
+for _, class in ipairs { GreedyProposer, UniformProposer, GridSearchProposer, LeastMemoryProposer, RefiningProposer } do
+  kinds.methods(class, methods)
+end
 kinds.methods(RefiningProposer, { begin = "proposal: proposal, rating: number" })
 kinds.methods(DynamicProgrammingProposer, { load = methods.load, propose = "", solve = "topology: Topology",
   feedback = "partitionable: any, proposal: any, rating: number?, topology: Topology?" })

@@ -276,28 +276,6 @@ local function hopeless(other, model)
   return false
 end
 
---- Proposes, for each kind of memory, the options that take least of it: in all, and in their largest shard.
-local Least = util.class "LeastMemoryProposer"
-function Least:init() end -- luacheck: ignore 212
-
-function Least:load(space)
-  self.proposals, self.at = {}, 1
-  for _, sum in ipairs { "total_storage", "max_storage" } do
-    for _, tier in ipairs(topologies.tiers) do
-      local proposal, at = {}, {}
-      for _, option in ipairs(space) do
-        local i = at[option.fqn] or #proposal + 1
-        at[option.fqn] = i
-        if not proposal[i] or option[sum][tier] < proposal[i][sum][tier] then proposal[i] = option end
-      end
-      self.proposals[#self.proposals + 1] = #proposal > 0 and proposal or nil
-    end
-  end
-end
-
-function Least:propose() return self.proposals[self.at] end
-function Least:feedback() self.at = self.at + 1 end
-
 --- Whether a planner like this one, with other arguments, finds a plan. Its search is kept short, and all searches of a planner are.
 --- same_options: the change leaves the options of tables, and what they cost, as they are.
 local function fits(planner, model, changes, same_options)
@@ -305,8 +283,8 @@ local function fits(planner, model, changes, same_options)
   local args = util.copy(planner.args)
   for key, value in util.ordered(changes) do args[key] = value end
   args.max_placements = math.min(planner.max_placements, MOST_SEARCHED / 10, planner.may_search)
-  args.proposers = { Least(), proposers.GridSearchProposer(), proposers.GreedyProposer(), proposers.GreedyProposer { use_depth = false },
-    proposers.UniformProposer() }
+  args.proposers = { proposers.LeastMemoryProposer(), proposers.GridSearchProposer(), proposers.GreedyProposer(),
+    proposers.GreedyProposer { use_depth = false }, proposers.UniformProposer() }
   if args.max_placements < 1 then return false end
   if same_options and planner.last then -- what options cost does not depend on what there is of memory
     local space = planner.last.space

@@ -153,7 +153,7 @@ for _, name in ipairs(ways) do
 end
 
 local function empty()
-  local c = {}
+  local c = { most_ids = 0 } -- of a shard
   for _, name in ipairs(summed) do c[name] = 0 end
   return c
 end
@@ -170,6 +170,7 @@ local function by_rank(proposal, placement, topology)
       for _ = 1, run.n do
         local to = ranks[where == true and k + 1 or where[k + 1] + 1]
         for j = 1, #summed do to[summed[j]] = to[summed[j]] + c[summed[j]] end
+        to.most_ids = math.max(to.most_ids, c.id)
         k = k + 1
       end
     end
@@ -365,7 +366,7 @@ signature.check("plan.step.", M, { of_plan = planned, predict = planned })
 kinds.methods(StepEstimator, { of_run = "option: option_with_ids, run: run", estimate = "options: options_with_ids" })
 kinds.methods(StepModel, { rate = "proposal: options_with_ids, placement: table" })
 
-local fields = {}
+local fields = { most_ids = "number" }
 for _, name in ipairs(summed) do fields[name] = "number" end
 signature.object("rank_counts", "counts of a rank (step.by_rank)", fields)
 signature.list_of("step_counts", "a list of counts of ranks (step.by_rank)", "rank_counts")
