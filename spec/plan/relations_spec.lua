@@ -158,21 +158,21 @@ describe("relations that cannot be", function()
   end)
 
   it("are kept by what takes least memory where no other proposal does", function()
-    local state, tables = 124, {}
+    local state, drawn = 124, {}
     local function draw(n)
       state = (state * 1103515245 + 12345) % 2 ^ 31
       return math.floor(state / 65536) % n
     end
     for i = 1, 20 do
       local size = draw(5) + 1
-      tables[i] = { name = "t" .. i, num_embeddings = math.floor(10 ^ size) * (1 + draw(9)), embedding_dim = 4 * 2 ^ draw(6) }
+      drawn[i] = { name = "t" .. i, num_embeddings = math.floor(10 ^ size) * (1 + draw(9)), embedding_dim = 4 * 2 ^ draw(6) }
     end
     for estimates in pairs { step = true, torchrec = true } do -- any order
       local planner = plan.EmbeddingShardingPlanner { topology = plan.Topology { world_size = 8, local_world_size = 4 },
         estimates = estimates, sharder = plan.perilune_sharder, relations = { plan.colocate { "t1", "t2" },
           plan.spread { "t3", "t4", "t5" }, plan.at_most(3, { "t1*" }), plan.forbid("t6", { 0, 1 }), plan.pin("t7", 3),
           plan.spread({ "t8", "t9" }, "host"), plan.at_most_bytes(2 ^ 27, { "t2*" }) } }
-      local made = planner:plan(plan.describe.of { tables = tables, optimizer = "sgd" }).plan[""].tables
+      local made = planner:plan(plan.describe.of { tables = drawn, optimizer = "sgd" }).plan[""].tables
       assert.same({ 3 }, made.t7.ranks)
       assert.equal(made.t1.sharding_type, made.t2.sharding_type)
     end
