@@ -171,7 +171,7 @@ end
 --- Proposes, for each kind of memory, the options that take least of it: in all, and in their largest shard.
 local LeastMemoryProposer = util.class "LeastMemoryProposer"
 M.LeastMemoryProposer = LeastMemoryProposer
-function LeastMemoryProposer:init() end -- luacheck: ignore 212
+function LeastMemoryProposer:init() self.proposals, self.at = {}, 1 end
 
 function LeastMemoryProposer:load(space)
   self.proposals, self.at = {}, 1
