@@ -63,6 +63,60 @@ describe("GPUs", function()
     assert.matches("PERI_CUDA_HOST_SEED is 'y', allowed: 0 to", run("PERI_CUDA_HOST_SEED=y", script))
   end)
 
+  -- What the program around does between two calls: another current device, an error that nobody took.
+  local meddling = [[
+    local peri, ffi = require "perilune", require "ffi"
+    ffi.cdef "void peri_cuda_host_meddle(int); void peri_cuda_host_fail_sizes(int); void *peri_cuda_host_pinned(size_t);"
+    local x = peri.full({ 1 }, 1, "f32", "cuda_host:1") -- loads the plugin
+    local gpu = ffi.load(FOLDER .. "/libperilune_cuda_host.so")]]
+  meddling = meddling:gsub("FOLDER", ("%q"):format(folder))
+
+  test("work right whatever device the program around chose, and whatever error it left", function()
+    assert.equal("3 9 9 9 0.5 0.5 0.5 1 2 7", run("PERI_CUDA_HOST_GPUS=3", meddling .. [[
+
+      local results = {}
+      for i, device in ipairs { "cuda_host:1", "cuda_host:2", "cuda_host" } do
+        local function meddle(x) gpu.peri_cuda_host_meddle((i + 1) % 3) return x end
+        meddle()
+        local stream = peri.stream.Stream(device)
+        meddle()
+        local a = meddle(peri.full({ 3 }, 4, "f32", device))
+        local b = meddle(meddle(peri.tensor({ 5, 5, 5 }, "f32", device)) + a)
+        local ids = meddle(peri.tensor({ 7, 1, 7, 2 }, "i64", device))
+        local unique = { meddle(peri.sparse.unique(ids)) } -- sorts: scratch
+        local event = meddle(stream:record_event())
+        meddle(peri.stream.current(device):wait_event(event))
+        meddle(stream:synchronize())
+        results[i] = ("%d %s %s %s"):format(b:numel(), table.concat(b:to_list(), " "), table.concat((a / 8):to_list(), " "),
+          table.concat(unique[1]:to_list(), " "))
+      end
+      assert(results[1] == results[2] and results[2] == results[3])
+      io.write(results[1])]]))
+  end)
+
+  test("say what a size of scratch failed for", function()
+    assert.matches("cuda_host:1: unique: cudaErrorInvalidDevice", run("PERI_CUDA_HOST_GPUS=2", meddling .. [[
+
+      local ids = peri.tensor({ 7, 1, 7, 2 }, "i64", "cuda_host:1")
+      gpu.peri_cuda_host_fail_sizes(1)
+      print(pcall(peri.sparse.unique, ids))]]))
+  end)
+
+  test("have read page-locked memory of the program around when a copy from it returns", function()
+    assert.equal("right", run("PERI_CUDA_HOST_GPUS=2", meddling .. [[
+
+      local n = 3 * 2 ^ 20 + 5 -- more than the backend's own page-locked memory holds at once
+      local source = ffi.cast("float *", gpu.peri_cuda_host_pinned(4 * n))
+      for round = 1, 3 do
+        for i = 0, n - 1 do source[i] = i % 1024 + round end
+        local there = peri.Tensor.from_memory(source, { n }, "f32", "cuda_host:1")
+        for i = 0, n - 1 do source[i] = -1 end
+        local data = there:read()
+        for i = 0, n - 1 do if data[i] ~= i % 1024 + round then error(("element %d is %g"):format(i, data[i])) end end
+      end
+      io.write "right"]]))
+  end)
+
   test("are listed", function()
     local text = run("PERI_CUDA_HOST_GPUS=2", [[
       local peri, ffi = require "perilune", require "ffi"

@@ -76,7 +76,8 @@ typedef struct peri_device_vtab {
     /* Whether the device has kernel or operation @work (PERI_K_*, PERI_OP_*) for @args, of which it looks at numbers only; NULL: for some.
      * The core asks before every launch, and before it changes anything by several. Local. */
     bool (*has)(void *device, int32_t work, const void *args);
-    /* Bytes of device memory that operation @op wants for a call with @args, of which it looks at numbers only. Local. */
+    /* Bytes of device memory that operation @op wants for a call with @args, of which it looks at numbers only; negative: a peri_status,
+     * with the error set: the device could not say. Local. */
     int64_t (*scratch)(void *device, int32_t op, const void *args);
     /* Run operation @op (PERI_OP_*); @args is copied. @scratch: memory of `scratch_bytes`, as `scratch` said when it was asked for these
      * arguments, not cleared; the operation's until it has run. NULL where that is 0. */

@@ -348,6 +348,7 @@ peri_status peri__run(peri_device *device, int32_t op, const void *args, size_t 
     if (!device->vtab->has(device->ctx, op, args)) return lacks("launch", device, op, true);
     void *stream = peri_stream_current(device)->ctx, *scratch = NULL;
     int64_t bytes = device->vtab->scratch(device->ctx, op, args);
+    if (bytes < 0) return said(device, "scratch", (peri_status)bytes);
     if (bytes > 0) PERI_TRY(said(device, "alloc", device->vtab->alloc(device->ctx, stream, bytes, &scratch)));
     peri_status status = device->vtab->run(device->ctx, stream, op, args, (int64_t)args_size, scratch, bytes);
     if (scratch) device->vtab->free(device->ctx, stream, scratch, bytes);

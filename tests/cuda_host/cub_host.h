@@ -15,8 +15,11 @@ namespace peri_cuda_host {
 /** Queue @work; spoil @scratch at its end. False: only the size was asked for. */
 template <class F> cudaError_t primitive(void *scratch, size_t &bytes, size_t want, cudaStream_t stream, F work)
 {
-    if (!scratch) return bytes = want, cudaSuccess;
-    if (bytes < want) return cudaErrorInvalidValue;
+    if (!scratch) return size(&bytes, want);
+    size_t asked = 0;
+    cudaError_t error = size(&asked, want); /* the real one asks again, too */
+    if (error != cudaSuccess) return error;
+    if (bytes < asked) return cudaErrorInvalidValue;
     return task(stream, [=] {
         work();
         memset(scratch, 0xa5, want);

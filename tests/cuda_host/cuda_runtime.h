@@ -79,6 +79,8 @@ void *dynamic_shared();
 
 /** Queue something that the device does, its memory open. */
 cudaError_t task(cudaStream_t stream, std::function<void()> work);
+/** @bytes: how much scratch CUB wants on the current device, where @want is its least. */
+cudaError_t size(size_t *bytes, size_t want);
 /** @kernel: its address. */
 cudaError_t launch(const void *kernel, dim3 grid, dim3 block, size_t shared, cudaStream_t stream, std::function<void()> call);
 

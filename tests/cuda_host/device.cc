@@ -4,12 +4,16 @@
  *
  * - streams run nothing until somebody waits, then in an order drawn from a seed, bound by stream order and events only;
  * - copies from pinned memory read it when they run; copies from other memory have read it at the call; those to memory that is not
- *   pinned have run when the call returns.
+ *   pinned have run when the call returns;
+ * - a stream or an event is its device's: kernels and records go there while that is the thread's current device only, and sizes of CUB's
+ *   scratch differ from device to device;
+ * - the thread's last error stays until somebody takes it, and every launch reports it.
  *
  * One lock; tasks run in the thread that waits. Memory: memory.cc.
  */
 #include "internal.h"
 
+#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -52,6 +56,7 @@ const std::string &misset()
 }
 uint64_t state = seed_of(getenv("PERI_CUDA_HOST_SEED"));
 thread_local cudaError_t last;
+thread_local int current; /* the device */
 
 cudaError_t say(cudaError_t e)
 {
@@ -89,12 +94,13 @@ struct peri_cuda_host_stream {
     peri_cuda_host_stream *next = nullptr;
     task *head = nullptr, *tail = nullptr;
     int64_t queued = 0, run = 0;
-    int refs = 1;
+    int refs = 1, gpu = 0;
 };
 
 struct peri_cuda_host_event {
     peri_cuda_host_stream *stream = nullptr;
     int64_t position = 0;
+    int gpu = 0;
 };
 
 namespace {
@@ -239,18 +245,28 @@ cudaError_t host::launch(const void *kernel, dim3 grid, dim3 block, size_t share
     if (!threads || threads > 1024 || block.z > 64 || !blocks || grid.x > 0x7fffffff || grid.y > 65535 || grid.z > 65535)
         return say(cudaErrorInvalidConfiguration);
     hold h(lock);
+    if (stream && stream->gpu != current) return say(cudaErrorInvalidResourceHandle);
     if (shared_bytes > 48 << 10 && (size_t)allowed_shared()[kernel] < shared_bytes) return say(cudaErrorInvalidValue);
     enqueue(stream, [=] {
         if (sticky == cudaSuccess) run_grid(grid, block, shared_bytes, call);
     });
-    return cudaSuccess;
+    return last; /* cudaPeekAtLastError behind the launch: an older error, too */
+}
+
+static std::atomic<int> sizes_fail; /* so many times */
+
+cudaError_t host::size(size_t *bytes, size_t want)
+{
+    if (sizes_fail > 0 && sizes_fail-- > 0) return *bytes = 0, say(cudaErrorInvalidDevice);
+    return *bytes = want + 512 * (size_t)current, cudaSuccess;
 }
 
 cudaError_t host::task(cudaStream_t stream, std::function<void()> work)
 {
     hold h(lock);
+    if (stream && stream->gpu != current) return say(cudaErrorInvalidResourceHandle);
     enqueue(stream, std::move(work));
-    return cudaSuccess;
+    return last;
 }
 
 extern "C" __attribute__((visibility("default"))) void peri_cuda_host_poll(cudaStream_t stream, bool (*ended)(void *), void *data)
@@ -293,8 +309,22 @@ cudaError_t cudaGetDeviceCount(int *count)
     return *count ? cudaSuccess : say(cudaErrorNoDevice);
 }
 
-static thread_local int current;
 __attribute__((visibility("default"))) int peri_cuda_host_gpu(void) { return current; }
+
+/** What a program around may do between two calls: choose another device, and leave an error behind. */
+__attribute__((visibility("default"))) void peri_cuda_host_meddle(int gpu)
+{
+    current = gpu;
+    last = cudaErrorInvalidValue;
+}
+/** The next @times questions for the size of CUB's scratch fail. */
+__attribute__((visibility("default"))) void peri_cuda_host_fail_sizes(int times) { sizes_fail = times; }
+/** Page-locked memory of the program around. */
+__attribute__((visibility("default"))) void *peri_cuda_host_pinned(size_t bytes)
+{
+    void *p = nullptr;
+    return cudaHostAlloc(&p, bytes, 0) == cudaSuccess ? p : nullptr;
+}
 cudaError_t cudaGetDevice(int *device) { return *device = current, cudaSuccess; }
 cudaError_t cudaSetDevice(int device)
 {
@@ -346,6 +376,7 @@ const char *cudaGetErrorName(cudaError_t e)
     case cudaErrorInitializationError: return "cudaErrorInitializationError";
     case cudaErrorInsufficientDriver: return "cudaErrorInsufficientDriver";
     case cudaErrorNotReady: return "cudaErrorNotReady";
+    case cudaErrorInvalidResourceHandle: return "cudaErrorInvalidResourceHandle";
     case cudaErrorInvalidConfiguration: return "cudaErrorInvalidConfiguration";
     case cudaErrorLaunchFailure: return "cudaErrorLaunchFailure";
     case cudaErrorIllegalAddress: return "cudaErrorIllegalAddress";
@@ -440,6 +471,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned)
 {
     hold h(lock);
     auto *s = new peri_cuda_host_stream;
+    s->gpu = current;
     s->next = streams;
     streams = s;
     *out = s;
@@ -484,7 +516,12 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned)
     return cudaSuccess;
 }
 
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned) { return *out = new peri_cuda_host_event, cudaSuccess; }
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned)
+{
+    *out = new peri_cuda_host_event;
+    (*out)->gpu = current;
+    return cudaSuccess;
+}
 
 cudaError_t cudaEventDestroy(cudaEvent_t e)
 {
@@ -497,6 +534,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t e)
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
 {
     hold h(lock);
+    if (s && s->gpu != e->gpu) return say(cudaErrorInvalidResourceHandle);
     move_event(e, stream_of(s));
     return cudaSuccess;
 }

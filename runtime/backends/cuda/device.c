@@ -6,6 +6,7 @@
 #include "../../../kernels/cuda/blas.h"
 #include "../../../kernels/cuda/table.h"
 #include "../../plugin/device.h"
+#include "stage.h"
 
 #include <stdatomic.h>
 #include <stdio.h>
@@ -24,6 +25,7 @@ typedef struct gpu {
     int32_t index, processors;
     atomic_int mapped; /* blocks of the host's memory that its kernels work in */
     void *blas;
+    peri__stage *stage; /* of copies from memory that is not known to be page-locked */
 } gpu;
 
 enum { GPUS_MOST = 64, LEAST_ARCH = 8 /* compute capability of the oldest kernels that are built */ };
@@ -46,15 +48,15 @@ static peri_status failed(const gpu *g, cudaError_t error, const char *what)
                           cudaGetErrorString(error));
 }
 
-/** The calling thread's later calls are for @g. */
+/**
+ * The calling thread's later calls are for @g. Set anew at each call, which takes some 20 ns: the program around may have chosen another
+ * device since. An error that other code left behind is forgotten: launches report the thread's last error as theirs.
+ */
 static peri_status use(const gpu *g)
 {
-    static _Thread_local int32_t current = -1;
-    if (current == g->index) return PERI_OK;
+    (void)cudaGetLastError();
     cudaError_t error = cudaSetDevice(g->index);
-    if (error != cudaSuccess) return failed(g, error, "cudaSetDevice");
-    current = g->index;
-    return PERI_OK;
+    return error == cudaSuccess ? PERI_OK : failed(g, error, "cudaSetDevice");
 }
 
 #define TRY(g, call) \
@@ -96,12 +98,16 @@ static void describe_all(int count, char *text, size_t len)
             used += (size_t)snprintf(text + used, len - used, "%s%s", i ? "; " : "", why);
             continue;
         }
-        if (cudaGetDeviceProperties(&p, i) != cudaSuccess) continue;
+        if (cudaGetDeviceProperties(&p, i) != cudaSuccess) {
+            (void)cudaGetLastError();
+            continue;
+        }
         used += (size_t)snprintf(text + used, len - used, "%s%d: %s, %.0f GiB, compute capability %d.%d", i ? "; " : "", i, p.name,
                                  (double)p.totalGlobalMem / (1 << 30), p.major, p.minor);
         for (int k = 0, links = 0; k < count && used < len; k++) {
             int can = 0;
-            if (k == i || cudaDeviceCanAccessPeer(&can, i, k) != cudaSuccess || !can) continue;
+            if (k != i && cudaDeviceCanAccessPeer(&can, i, k) != cudaSuccess) (void)cudaGetLastError();
+            if (!can) continue;
             used += (size_t)snprintf(text + used, len - used, links++ ? " %d" : ", reaches %d", k);
         }
     }
@@ -143,6 +149,29 @@ static int32_t own_index(int count)
     return 0;
 }
 
+static void device_close(void *device)
+{
+    gpu *g = device;
+    if (use(g) == PERI_OK) peri__stage_delete(host, g->stage);
+    peri_cuda_blas_delete(g->blas);
+    host->free(g);
+}
+
+/** What an opened GPU needs. */
+static peri_status prepare(gpu *g)
+{
+    cudaMemPool_t pool;
+    uint64_t keep = UINT64_MAX;
+    int processors = 0;
+    TRY(g, cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, g->index));
+    TRY(g, cudaDeviceGetDefaultMemPool(&pool, g->index));
+    TRY(g, cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep)); /* keep what is freed: a step asks for the same again */
+    TRY(g, peri__stage_new(host, &g->stage));
+    g->processors = processors;
+    g->blas = peri_cuda_blas_new();
+    return PERI_OK;
+}
+
 static peri_status device_open(int32_t *number, void **device, int32_t *caps)
 {
     char reason[256];
@@ -155,25 +184,12 @@ static peri_status device_open(int32_t *number, void **device, int32_t *caps)
     gpu *g = host->alloc_zero(sizeof *g);
     if (!g) return PERI_ENOMEM;
     g->index = index;
-    cudaMemPool_t pool;
-    uint64_t keep = UINT64_MAX;
-    int processors = 0;
-    TRY(g, cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, index));
-    TRY(g, cudaDeviceGetDefaultMemPool(&pool, index));
-    TRY(g, cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep)); /* keep what is freed: a step asks for the same again */
-    g->processors = processors;
-    g->blas = peri_cuda_blas_new();
+    peri_status status = prepare(g);
+    if (status < 0) return device_close(g), status;
     *number = index;
     *device = g;
     *caps = 0;
     return PERI_OK;
-}
-
-static void device_close(void *device)
-{
-    gpu *g = device;
-    peri_cuda_blas_delete(g->blas);
-    host->free(g);
 }
 
 /* -- memory ---------------------------------------------------------------------------------------------------------------------------- */
@@ -189,7 +205,7 @@ static peri_status device_alloc(void *device, void *stream, int64_t bytes, void 
     (void)cudaGetLastError();
     if (error != cudaErrorMemoryAllocation) return failed(g, error, "cudaMallocAsync");
     size_t free_bytes = 0, total = 0;
-    (void)cudaMemGetInfo(&free_bytes, &total);
+    if (cudaMemGetInfo(&free_bytes, &total) != cudaSuccess) (void)cudaGetLastError();
     return PERI_HOST_FAIL(host, PERI_ENOMEM, "%s:%d: no memory for %lld bytes (%zu of %zu are free)", NAME, g->index, (long long)bytes,
                           free_bytes, total);
 }
@@ -333,7 +349,9 @@ static peri_status device_copy(void *device, void *stream, void *dst, const void
     gpu *g = device;
     /* With mapped memory about, a tensor of the device may lie on the host: the driver knows by its address. */
     enum cudaMemcpyKind direction = atomic_load(&g->mapped) ? cudaMemcpyDefault : kinds[kind];
-    if (bytes > 0) TRY(g, cudaMemcpyAsync(dst, src, (size_t)bytes, direction, stream));
+    if (bytes <= 0) return PERI_OK;
+    if (kind == PERI_COPY_H2D || kind == PERI_COPY_H2D_WORDS) TRY(g, peri__stage_copy(g->stage, dst, src, bytes, direction, stream));
+    else TRY(g, cudaMemcpyAsync(dst, src, (size_t)bytes, direction, stream));
     return PERI_OK;
 }
 
@@ -355,10 +373,15 @@ static bool device_has(void *device, int32_t work, const void *args)
     return work != PERI_OP_gemm || !args || peri_cuda_has_gemm(args);
 }
 
+/** CUB's sizes depend on the current device. A size that could not be asked for has left its error with the thread. */
 static int64_t device_scratch(void *device, int32_t op, const void *args)
 {
-    (void)device;
-    return peri_cuda_table[op].scratch(args);
+    gpu *g = device;
+    peri_status status = use(g);
+    if (status < 0) return status;
+    int64_t bytes = peri_cuda_table[op].scratch(args);
+    cudaError_t error = cudaGetLastError();
+    return error == cudaSuccess ? bytes : failed(g, error, names[op]);
 }
 
 static peri_status device_run(void *device, void *stream, int32_t op, const void *args, int64_t args_size, void *scratch,
