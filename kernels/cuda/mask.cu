@@ -38,7 +38,8 @@ template <int WHAT, class T> __global__ void __launch_bounds__(PERI_BLOCK) move_
         for (int64_t k = 0; k < PERI_JAGGED_BLOCK && b * PERI_JAGGED_BLOCK + k < a.n; k += PERI_BLOCK) {
             int64_t first = b * PERI_JAGGED_BLOCK + k, i = first + threadIdx.x;
             bool picked = i < a.n && a.mask[i] != 0;
-            int64_t place = picked ? before + peri_block_scan(1, &all) - 1 : (peri_block_scan(0, &all), (int64_t)-1);
+            int64_t upto = peri_block_scan(picked, &all); /* called here by all threads, whether their row is picked or not */
+            int64_t place = picked ? before + upto - 1 : -1;
             before += all;
             if (WHAT == PLACES) {
                 if (i < a.n) peri_set_index(a.places, i, a.places_dtype, place);
