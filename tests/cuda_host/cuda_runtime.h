@@ -53,10 +53,16 @@ extern place *here;
 
 enum kind { SYNC, SHFL, BALLOT, MATCH, ADD, MIN, MAX, AND, OR, XOR };
 
-/** A meeting of the lanes of @mask: each brings @value (and the lane whose value it wants), and gets the outcome. */
-uint64_t meet(kind k, unsigned mask, uint64_t value, int source);
-/** The barrier of this line of the source; tells everybody how many brought something but 0. */
-int barrier_count(int predicate, const char *file, int line);
+#if defined(__OPTIMIZE__)
+static constexpr bool PLACES = false; /* calls may be copied and merged: an address is not a place in the source */
+#else
+static constexpr bool PLACES = true;
+#endif
+/** A meeting of the lanes of @mask: each brings @value (and the lane whose value it wants), and gets the outcome. @places: all of them must
+ *  come from one place in the code. */
+uint64_t meet(kind k, unsigned mask, uint64_t value, int source, bool places = PLACES);
+/** The barrier of the block; tells everybody how many brought something but 0. */
+int barrier_count(int predicate, bool places = PLACES);
 /** Somebody else may run here. */
 void interrupt();
 /** The running thread changes @p by an atomic operation. */
@@ -121,11 +127,10 @@ inline int lane() { return (int)((here->thread.x + here->threads.x * (here->thre
 #define gridDim (peri_cuda_host::here->blocks)
 static constexpr int warpSize = 32;
 
-#define PERI_CUDA_HOST_LINE const char *file = __builtin_FILE(), int line = __builtin_LINE()
-static inline void __syncthreads(PERI_CUDA_HOST_LINE) { peri_cuda_host::barrier_count(0, file, line); }
-static inline int __syncthreads_count(int p, PERI_CUDA_HOST_LINE) { return peri_cuda_host::barrier_count(p, file, line); }
-static inline int __syncthreads_or(int p, PERI_CUDA_HOST_LINE) { return peri_cuda_host::barrier_count(p, file, line) > 0; }
-static inline int __syncthreads_and(int p, PERI_CUDA_HOST_LINE) { return peri_cuda_host::barrier_count(!p, file, line) == 0; }
+static inline void __syncthreads() { peri_cuda_host::barrier_count(0); }
+static inline int __syncthreads_count(int p) { return peri_cuda_host::barrier_count(p); }
+static inline int __syncthreads_or(int p) { return peri_cuda_host::barrier_count(p) > 0; }
+static inline int __syncthreads_and(int p) { return peri_cuda_host::barrier_count(!p) == 0; }
 static inline void __syncwarp(unsigned mask = 0xffffffffu) { peri_cuda_host::meet(peri_cuda_host::SYNC, mask, 0, 0); }
 static inline void __threadfence() { peri_cuda_host::interrupt(); }
 static inline void __threadfence_block() { peri_cuda_host::interrupt(); }

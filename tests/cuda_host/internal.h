@@ -43,6 +43,21 @@ std::string name_of(uint32_t block, uint32_t thread);
 /** "shared memory", or "". */
 bool is_shared(const void *p);
 
+/* -- places.cc ----------------------------------------------------------------------------------------------------------------------- */
+
+/** The calls by which a thread came where it is: frames of functions, from the inner one up to the outer one. */
+struct walk {
+    const void *frame, *bottom;
+};
+/** A number of them all: that of another thread is the same only if it came by the same calls. */
+uint64_t path_of(walk w);
+/** "sparse.cu:123", and from where that was called, if it is inlined. @after: the instruction after a call, or an access. */
+std::string line_of(const void *after);
+/** The place of a thread in words: "scan.cuh:17 of mask.cu:45". */
+std::string told(walk w);
+/** The places of two threads in words that differ. */
+void tell_apart(walk a, walk b, std::string *in_a, std::string *in_b);
+
 /* -- races.cc ------------------------------------------------------------------------------------------------------------------------ */
 
 /** What orders the accesses of a thread. */

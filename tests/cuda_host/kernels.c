@@ -4,8 +4,8 @@
  * the kernel on the pretended device, with pointers into the host's memory, and waits. What is wrong with a kernel ends the program with
  * a message.
  *
- * The operations of table batches stand in the places of the steps that do the same on the device cpu, so that their cases serve here
- * too: the range that begins with chunk 0 does all of it. Other steps are missing.
+ * The operations of table batches, and of rows that a mask picks, stand in the places of the steps that do the same on the device cpu, so
+ * that their cases serve here too: the range that begins with chunk 0 does all of it. Other steps are missing.
  *
  * Compiled by nvcc the same runs on a GPU that reaches all memory of the host (heterogeneous memory management), for `make gpu-check`.
  */
@@ -45,7 +45,8 @@ static void operate(int32_t op, const void *args, int64_t begin, int64_t end)
 
 /** Steps whose arguments are those of an operation. */
 #define STEPS(X) \
-    X(tbe_prepare) X(tbe_check) X(tbe_report) X(tbe_forward) X(tbe_weight_gradient) X(tbe_update) X(tbe_dense_update) X(tbe_ema)
+    X(tbe_prepare) X(tbe_check) X(tbe_report) X(tbe_forward) X(tbe_weight_gradient) X(tbe_update) X(tbe_dense_update) X(tbe_ema) \
+    X(mask_pick) X(mask_spread) X(mask_places)
 #define X(name) static void step_##name(const void *a, int64_t begin, int64_t end) { operate(PERI_OP_##name, a, begin, end); }
 STEPS(X)
 #undef X

@@ -17,7 +17,6 @@
 
 #include <cstdio>
 #include <cstdlib>
-#include <dlfcn.h>
 #include <unordered_map>
 
 namespace peri_cuda_host {
@@ -200,31 +199,11 @@ void forget()
     near_page = nullptr;
 }
 
-/** "sparse.cu:123", and where that was called from within its kernel. */
-std::string line_of(uint32_t pc)
-{
-    Dl_info in;
-    const char *at = base() + (int32_t)pc;
-    char command[4300], line[300];
-    std::string text;
-    if (!dladdr(at, &in) || !in.dli_fname) return "?";
-    snprintf(command, sizeof command, "addr2line -i -s -e '%s' %#zx 2>/dev/null", in.dli_fname,
-             (size_t)(at - (const char *)in.dli_fbase) - 1);
-    FILE *pipe = popen(command, "r");
-    for (int i = 0; pipe && i < 4 && fgets(line, sizeof line, pipe); i++) {
-        line[strcspn(line, " \n")] = 0;
-        text += (i ? " of " : "") + std::string(line);
-    }
-    if (pipe) pclose(pipe);
-    snprintf(line, sizeof line, "%s+%#zx", in.dli_fname, (size_t)(at - (const char *)in.dli_fbase));
-    return text.empty() ? line : text;
-}
-
 std::string said(const mark &m)
 {
     static const char *const did[KINDS] = {" loads", " stores", " loads, as a volatile or atomic access,",
                                            " stores, as a volatile or atomic access,"};
-    return name_of(m.block, m.thread) + did[m.kind] + " at " + line_of(m.pc);
+    return name_of(m.block, m.thread) + did[m.kind] + " at " + line_of(base() + (int32_t)m.pc);
 }
 
 } // namespace

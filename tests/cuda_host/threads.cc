@@ -8,8 +8,10 @@
  * (random: another order each round; varied, the default: another of the three each launch, or each round). A result that depends on it
  * lacks a barrier.
  *
- * A barrier opens when all threads of the block that have not ended are at it, the same one of the source; an operation of a warp when all
- * lanes of its mask that have not ended brought theirs. When nobody can go on, the block is given up and `wrong` says who waits for what.
+ * A barrier opens when all threads of the block that have not ended are at it; an operation of a warp when all lanes of its mask that have
+ * not ended brought theirs. All of them must have come from the same place in the code, by the same calls (places.cc): a GPU takes two
+ * places for two barriers and may wait at each for ever. When they have not, or when nobody can go on, the block is given up and `wrong`
+ * says who is where.
  *
  * Each array of shared memory ends where a page without access begins.
  */
@@ -55,6 +57,8 @@ enum what : uint8_t { READY, AT_BARRIER, IN_WARP, ENDED };
 struct meeting {
     unsigned mask, arrived;
     kind k;
+    uint64_t path; /* of the first who came */
+    int first;     /* its number */
     uint64_t value[32];
     int source[32];
 };
@@ -64,6 +68,7 @@ struct thread {
     moment m;
     char *stack = nullptr;
     void *sp = nullptr, *fake = nullptr;
+    const void *bottom = nullptr, *frame = nullptr; /* of its first function, and of the call by which it waits: for places.cc */
     bool spoiled = false; /* it was given up, or is being run: its stack may hold what the address sanitizer watches */
 #if !defined(__x86_64__)
     ucontext_t context;
@@ -83,8 +88,9 @@ what state[THREADS_MOST];
 auto &warps = *new std::vector<warp>;
 auto &spare = *new std::vector<meeting *>;
 size_t count, ended_threads, at_barrier;
-int barrier_sum, barrier_result, barrier_line;
-const char *barrier_file;
+int barrier_sum, barrier_result;
+uint64_t barrier_path;  /* of the first thread that is at the barrier, */
+thread *barrier_first;  /* and that thread */
 thread *running;
 bool broken;
 const std::function<void()> *body;
@@ -172,6 +178,7 @@ void entry()
     __sanitizer_finish_switch_fiber(nullptr, &bottom, &size);
     if (!main_bottom) main_bottom = bottom, main_size = size; /* the first thread ever is gone to from there */
 #endif
+    running->bottom = __builtin_frame_address(0);
     (*body)();
     thread *t = running;
     end_of(t);
@@ -215,12 +222,6 @@ std::string name_of(uint3 thread, uint3 block)
 std::string name_of(const thread *t) { return name_of(t->at.thread, t->at.block); }
 uint3 in_grid(size_t b, dim3 grid) { return {(unsigned)(b % grid.x), (unsigned)(b / grid.x % grid.y), (unsigned)(b / grid.x / grid.y)}; }
 
-std::string line_of(const char *file, int line)
-{
-    const char *slash = strrchr(file, '/');
-    return std::string(slash ? slash + 1 : file) + ":" + std::to_string(line);
-}
-
 const char *const kinds[] = {"__syncwarp", "a shuffle", "a vote", "a match", "a sum",
                              "a minimum",  "a maximum", "an and", "an or",   "an xor"};
 
@@ -230,6 +231,16 @@ const char *const kinds[] = {"__syncwarp", "a shuffle", "a vote", "a match", "a 
     broken = true;
     go(running, nullptr, true);
     __builtin_unreachable();
+}
+
+/** The running thread is in @what (a barrier, a shuffle) elsewhere than @other, which waits in one of its kind. */
+[[noreturn]] void give_up_elsewhere(const char *what, const thread *other)
+{
+    const thread *t = running;
+    std::string mine, others;
+    tell_apart(walk{t->frame, t->bottom}, walk{other->frame, other->bottom}, &mine, &others);
+    give_up(name_of(t) + " is " + what + mine + ", and " + name_of(other) + ", which should be there, too, is " + what + others +
+            ": a GPU takes these for different ones, and may wait for ever");
 }
 
 /** Nobody can go on. */
@@ -245,11 +256,12 @@ void say_stuck()
         for (const meeting *m : warps[(size_t)waits[1]->warp].open) {
             char mask[80];
             if (!(m->arrived >> waits[1]->lane & 1)) continue;
-            snprintf(mask, sizeof mask, " is in %s of mask %08x, of which %08x came", kinds[m->k], m->mask, m->arrived);
-            text += name_of(waits[1]) + mask;
+            snprintf(mask, sizeof mask, " of mask %08x, of which %08x came", m->mask, m->arrived);
+            text += name_of(waits[1]) + " is in " + kinds[m->k] + mask + ", at " + told(walk{waits[1]->frame, waits[1]->bottom});
         }
     }
-    if (waits[0]) text += (waits[1] ? "; " : "") + name_of(waits[0]) + " is at the barrier of " + line_of(barrier_file, barrier_line);
+    if (waits[0])
+        text += (waits[1] ? "; " : "") + name_of(waits[0]) + " is at the barrier of " + told(walk{waits[0]->frame, waits[0]->bottom});
     found_wrong(text, cudaErrorLaunchFailure);
 }
 
@@ -389,10 +401,12 @@ void lay(region *r, size_t bytes, size_t align)
 
 } // namespace
 
-uint64_t meet(kind k, unsigned mask, uint64_t value, int source)
+uint64_t meet(kind k, unsigned mask, uint64_t value, int source, bool places)
 {
     thread *t = running;
     unsigned bit = 1u << t->lane;
+    t->frame = __builtin_frame_address(0);
+    uint64_t path = places ? path_of(walk{t->frame, t->bottom}) : 0;
     if (!(mask & bit)) give_up(name_of(t) + " is not in the mask of its own " + kinds[k]);
     warp &w = warps[(size_t)t->warp];
     meeting *m = nullptr;
@@ -405,9 +419,12 @@ uint64_t meet(kind k, unsigned mask, uint64_t value, int source)
         m->mask = mask;
         m->arrived = 0;
         m->k = k;
+        m->path = path;
+        m->first = t->number;
         w.open.push_back(m);
     }
     if (m->k != k) give_up(name_of(t) + " comes with " + kinds[k] + " where other lanes of its mask have " + kinds[m->k]);
+    if (m->path != path) give_up_elsewhere((std::string("in ") + kinds[k] + " at ").c_str(), threads[(size_t)m->first]);
     m->arrived |= bit;
     m->value[t->lane] = value;
     m->source[t->lane] = source;
@@ -417,13 +434,13 @@ uint64_t meet(kind k, unsigned mask, uint64_t value, int source)
     return t->result;
 }
 
-int barrier_count(int predicate, const char *file, int line)
+int barrier_count(int predicate, bool places)
 {
     thread *t = running;
-    if (!at_barrier) barrier_file = file, barrier_line = line;
-    else if (line != barrier_line || strcmp(file, barrier_file) != 0)
-        give_up(name_of(t) + " is at the barrier of " + line_of(file, line) + ", other threads of its block at that of " +
-                line_of(barrier_file, barrier_line));
+    t->frame = __builtin_frame_address(0);
+    uint64_t path = places ? path_of(walk{t->frame, t->bottom}) : 0;
+    if (!at_barrier) barrier_path = path, barrier_first = t;
+    else if (path != barrier_path) give_up_elsewhere("at the barrier of ", barrier_first);
     state[t->number] = AT_BARRIER;
     at_barrier++;
     barrier_sum += predicate != 0;

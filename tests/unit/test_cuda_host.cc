@@ -132,21 +132,23 @@ void expect_right(bool (*program)())
         }
 }
 
-/** The right program is right; the faulty one is found, each time with the words @named (but for the sanitizer, which is before us), or
- *  when that is NULL, by another result at one of the seeds. */
-void expect(bool (*program)(), const char *named)
+/** The right program is right; the faulty one is found, each time with all the words @named (but for the sanitizer, which is before us), or
+ *  when there are none, by another result at one of the seeds. */
+void expect_all(bool (*program)(), const std::vector<const char *> &named)
 {
     int found = 0;
     expect_right(program);
     for (int seed = 1; seed <= SEEDS; seed++) {
         outcome o = run(program, true, false, "varied", seed);
-        bool told = named && (o.text.find(named) != std::string::npos || o.text.find("AddressSanitizer") != std::string::npos);
-        if (named && (o.right || !told)) fail_msg("with the fault, seed %d, wanted \"%s\": %s", seed, named, o.text.c_str());
-        if (!named && o.died) fail_msg("with the fault, seed %d: %s", seed, o.text.c_str());
+        for (const char *words : named)
+            if (o.right || (o.text.find(words) == std::string::npos && o.text.find("AddressSanitizer") == std::string::npos))
+                fail_msg("with the fault, seed %d, wanted \"%s\": %s", seed, words, o.text.c_str());
+        if (named.empty() && o.died) fail_msg("with the fault, seed %d: %s", seed, o.text.c_str());
         found += !o.right;
     }
     if (!found) fail_msg("the fault is not found");
 }
+void expect(bool (*program)(), const char *named) { expect_all(program, named ? std::vector<const char *>{named} : std::vector<const char *>{}); }
 
 /** The right program is right, and the race in the faulty one is found under every order of threads, with all the words @named; @seen: by
  *  its result, too, at one of the seeds. */
@@ -314,6 +316,97 @@ bool shuffle_from_outside_the_mask_program()
     return holds(y, faulty ? 17 : 16);
 }
 CASE(shuffle_from_outside_the_mask, nullptr)
+
+/* -- places in the code: threads that should meet, and come from two of them ------------------------------------------------------------ */
+
+/** What a thread does with others: each kind of it. */
+enum { SYNCTHREADS, SYNCTHREADS_COUNT, SYNCWARP, SHUFFLE, BALLOT_OF, ANY, MATCH_OF, REDUCE };
+template <int KIND> __device__ __forceinline__ int together(int x)
+{
+    const unsigned all = 0xffffffffu;
+    if (KIND == SYNCTHREADS) __syncthreads();
+    if (KIND == SYNCTHREADS_COUNT) x = __syncthreads_count(x);
+    if (KIND == SYNCWARP) __syncwarp();
+    if (KIND == SHUFFLE) x = __shfl_xor_sync(all, x, 0);
+    if (KIND == BALLOT_OF) x = __ballot_sync(all, x) != 0;
+    if (KIND == ANY) x = __any_sync(all, x);
+    if (KIND == MATCH_OF) x = __match_any_sync(all, x) != 0;
+    if (KIND == REDUCE) x = __reduce_or_sync(all, (unsigned)x) != 0;
+    return x;
+}
+/** Two places in one line. */
+const std::string fault_line = " of test_cuda_host.cc:" + std::to_string(__LINE__ + 4);
+template <int KIND> __global__ void from_two_places(int *y, bool fault)
+{
+    int odd = threadIdx.x % 2, x = 1;
+    if (fault) x = odd ? together<KIND>(1) : together<KIND>(1) + 0;
+    else x = together<KIND>(1);
+    if (threadIdx.x == 0) *y = x != 0;
+}
+template <int KIND> bool from_two_places_program()
+{
+    int *y = room<int>(1);
+    launch(from_two_places<KIND>, 1, 64, 0, y, faulty);
+    return holds(y, 1);
+}
+#define TWO_PLACES(name, KIND, words) \
+    void two_places_of_##name(void **) { expect_all(from_two_places_program<KIND>, {words, fault_line.c_str(), " (before 0x"}); }
+TWO_PLACES(syncthreads, SYNCTHREADS, "is at the barrier of test_cuda_host.cc:")
+TWO_PLACES(syncthreads_count, SYNCTHREADS_COUNT, "is at the barrier of test_cuda_host.cc:")
+TWO_PLACES(syncwarp, SYNCWARP, "is in __syncwarp at test_cuda_host.cc:")
+TWO_PLACES(shuffle, SHUFFLE, "is in a shuffle at test_cuda_host.cc:")
+TWO_PLACES(ballot, BALLOT_OF, "is in a vote at test_cuda_host.cc:")
+TWO_PLACES(any, ANY, "is in a vote at test_cuda_host.cc:")
+TWO_PLACES(match, MATCH_OF, "is in a match at test_cuda_host.cc:")
+TWO_PLACES(reduce, REDUCE, "is in an or at test_cuda_host.cc:")
+
+/** A function that is not inlined is one place only for those who called it at one place. */
+__device__ __attribute__((noinline)) int scanned(int x)
+{
+    PERI_UNROLL
+    for (int by = 1; by < 32; by *= 2) {
+        int before = __shfl_up_sync(0xffffffffu, x, (unsigned)by);
+        if (peri_lane() >= by) x += before;
+    }
+    return x;
+}
+__global__ void scan_of_picked(int *y, bool fault)
+{
+    bool picked = threadIdx.x % 3 == 0;
+    int place = -1;
+    if (!fault) {
+        int upto = scanned(picked);
+        if (picked) place = upto - 1;
+    } else if (picked) {
+        place = scanned(1) - 1;
+    } else {
+        scanned(0);
+    }
+    y[threadIdx.x] = place;
+}
+bool scan_at_two_places_program()
+{
+    int *y = room<int>(32);
+    launch(scan_of_picked, 1, 32, 0, y, faulty);
+    return holds(y + 30, 10) && holds(y + 31, -1);
+}
+CASE(scan_at_two_places, ", which should be there, too, is in a shuffle at test_cuda_host.cc:")
+
+/** Groups of a warp that meet by themselves may be anywhere. */
+__global__ void halves_apart(int *y)
+{
+    int t = (int)threadIdx.x, x = t;
+    if (t < 16) x = __shfl_sync(0x0000ffffu, x, 3);
+    else x = __shfl_sync(0xffff0000u, x, 19);
+    y[t] = x;
+}
+bool groups_at_their_places_program()
+{
+    int *y = room<int>(32);
+    launch(halves_apart, 1, 32, 0, y);
+    return holds(y, 3) && holds(y + 31, 19);
+}
+void groups_at_their_places(void **) { expect_right(groups_at_their_places_program); }
 
 /* -- shared memory --------------------------------------------------------------------------------------------------------------------- */
 
@@ -660,8 +753,9 @@ RACE(one_byte, false, "a race for 1 bytes of an allocation of 256 bytes, from by
 /** 16 bytes at once, and two of them by somebody else. */
 __global__ void wide_and_narrow(float4 *y, bool fault)
 {
+    const float4 x = make_float4(1, 2, 3, 4); /* the result of a call goes into memory unseen, where nothing is optimized */
     unsigned short *narrow = (unsigned short *)y;
-    if (blockIdx.x == 0) y[threadIdx.x] = make_float4(1, 2, 3, 4);
+    if (blockIdx.x == 0) y[threadIdx.x] = x;
     else narrow[8 * (threadIdx.x + (fault ? 0 : 32)) + 5] = 7;
 }
 bool wide_and_narrow_program()
@@ -685,6 +779,16 @@ int main(void)
         cmocka_unit_test(mask_without_the_lane),
         cmocka_unit_test(mask_of_lanes_elsewhere),
         cmocka_unit_test(shuffle_from_outside_the_mask),
+        cmocka_unit_test(two_places_of_syncthreads),
+        cmocka_unit_test(two_places_of_syncthreads_count),
+        cmocka_unit_test(two_places_of_syncwarp),
+        cmocka_unit_test(two_places_of_shuffle),
+        cmocka_unit_test(two_places_of_ballot),
+        cmocka_unit_test(two_places_of_any),
+        cmocka_unit_test(two_places_of_match),
+        cmocka_unit_test(two_places_of_reduce),
+        cmocka_unit_test(scan_at_two_places),
+        cmocka_unit_test(groups_at_their_places),
         cmocka_unit_test(past_shared),
         cmocka_unit_test(past_dynamic_shared),
         cmocka_unit_test(too_much_shared),
