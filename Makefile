@@ -11,7 +11,7 @@
 #   make cuda-report     what nvcc made of the kernels, beside what a GPU asks for: docs/cuda.md   NVDISASM=
 #   make check-cuda      kernels/cuda compiled for the host: every spec of devices on it
 #   make check-cuda-san  the short ones of them, under the sanitizers of addresses and of undefined behaviour
-#   make gpu-check       on a machine with a GPU: every spec and case list on it, sanitizers, the demonstration, the benchmark
+#   make gpu-check       on a machine with a GPU: short checks, the demonstration, the benchmark, sanitizers, specs   PARTS= MOST= ONLY=
 #   make lint            layers, boundary, style
 #   make install         PREFIX=/usr/local DESTDIR=
 #   make probe           look again for libraries and print the table
@@ -392,7 +392,8 @@ check-cuda-san:
 	@for san in address undefined; do $(SUBMAKE) check-cuda-short SAN=$$san || exit 1; done
 check-cuda-short: all $(CUDA_HOST)
 	@$(RUN_TESTS) --parts=cuda-short
-# On a machine with a GPU: everything on it, sanitizers, the demonstration, the benchmark. GPU=cuda_host: the same on the pretended one.
+# On a machine with a GPU: parts with a deadline each (tests/gpu/check.lua). PARTS="device families": only these. MOST=60: no part takes
+# longer. GPU=cuda_host: the same on the pretended one.
 GPU ?= cuda
 CUDA_KERNELS := $B/cuda/libperilune_cuda_kernels.so
 $(CUDA_KERNELS): $(CU:%.cu=$B/cuda/%.o) $B/cuda/kernels/cuda/table.o $B/cuda/tests/cuda_host/kernels.o
@@ -402,10 +403,10 @@ $B/cuda/tests/cuda_host/kernels.o: EXTRA := -I.
 gpu-check:
 	@$(SUBMAKE) setup
 	@luajit tests/gpu/driver.lua '$(GPU)'
-	@$(SUBMAKE) gpu-check-run GPU=$(GPU)
+	@$(SUBMAKE) gpu-check-run GPU=$(GPU) PARTS='$(PARTS)' MOST='$(MOST)'
 gpu-check-run: all $(UNIT) $(TEST_PLUGINS) $(if $(filter cuda_host,$(GPU)),$(CUDA_HOST) $(NCCL_HOST),$(CUDA_SO) $(NCCL_SO) $(CUDA_KERNELS))
 	@luajit tests/gpu/check.lua --build=$B --device=$(GPU) --mpi='$(HAVE_MPI)' --busted='$(HAVE_BUSTED)' --cmocka='$(HAVE_CMOCKA)' --only='$(ONLY)' \
-	  --kernels=$(if $(filter cuda_host,$(GPU)),$(CUDA_HOST),$(CUDA_KERNELS)) --sanitizer=$(firstword $(wildcard $(CUDA_HOME)/bin/compute-sanitizer))
+	  --parts='$(PARTS)' --most='$(MOST)' --kernels=$(if $(filter cuda_host,$(GPU)),$(CUDA_HOST),$(CUDA_KERNELS)) --sanitizer=$(firstword $(wildcard $(CUDA_HOME)/bin/compute-sanitizer))
 check-mpi: all $(CUDA_HOST) $(NCCL_HOST)
 	@$(RUN_TESTS) --parts=mpi
 # Every spec that runs under mpirun -n 4, on pretended machines; `check` runs a short list of them there.

@@ -22,20 +22,66 @@ describe("gpu-check", function()
     local out, status = check "--only=test_bags"
     assert.equal(0, status, out)
     assert.matches("ok +tests/kernels/test_bags%.c %(cuda_host%) +%d passed", out)
-    assert.matches("26 tensors on cuda_host are those of cpu", out)
+    assert.matches("%d+ tensors on cuda_host are those of cpu", out)
     local cpu, device = out:match "cpu +loss ([%d.]+)\ncuda_host +loss ([%d.]+)"
     assert.equal(cpu, device)
     assert.matches("bucketize 8, F 26.-GB/s +[%d.]+ %% +>= 60 %%\n", out)
     assert.matches("DLRM of cross layers, B 8,192 +%d+ samples/s", out)
-    assert.matches("skipped: compute%-sanitizer: not beside nvcc\n%d+ passed, 0 failed, 1 skipped\n$", out)
+    assert.matches("skipped: memcheck: compute%-sanitizer is not beside nvcc\n", out)
+    assert.matches("\n%d+ passed, 0 failed, 4 skipped\n$", out)
   end)
 
   test("fails when something that it runs fails, and goes on", function()
-    local out, status = check "--only=none.has.this.name --sanitizer=false"
+    local out, status = check "--only=none.has.this.name --sanitizer=false --parts=racecheck,kernels,families,initcheck"
     assert.equal(1, status)
-    assert.matches("\nfailed: compute%-sanitizer %-%-tool memcheck\nfailed: compute%-sanitizer %-%-tool racecheck\n", out)
-    assert.matches("DLRM of cross layers", out)
-    assert.matches("%d+ passed, [3-9] failed, %d+ skipped\n$", out)
+    assert.matches("tensors on cuda_host are those of cpu.-== kernels.-== racecheck.-== initcheck", out)
+    assert.matches("\nfailed: racecheck: [^\n]*\nfailed: initcheck: [^\n]*\nfailed: no spec or case list is named 'none", out)
+    assert.matches("2 passed, 3 failed, 0 skipped\n$", out)
+  end)
+
+  test("stops a part that hangs, names it, and goes on with the next one", function()
+    local folder, clean = shell.temporary()
+    local tool = shell.write(folder .. "/tool.sh", [[
+#!/bin/sh
+case "$*" in
+*--show-backtrace*no*"run tests/gpu/short.lua cuda_host") ;;
+*) echo "unexpected: $*"; exit 3 ;;
+esac
+case "$*" in
+*memcheck*) trap "" TERM; echo "the kernel began"; while :; do sleep 0.1; done ;;
+esac
+]])
+    os.execute("chmod +x " .. tool)
+    local out, status = check(("--sanitizer=%s --parts=memcheck,synccheck --most=2"):format(tool))
+    clean()
+    assert.equal(1, status)
+    assert.matches("== memcheck.-the kernel began\nFAILED  memcheck.-\nmemcheck did not end within 2 s and was stopped\n", out)
+    assert.matches("== synccheck", out)
+    assert.matches("\nfailed: memcheck: [^\n]*%(memcheck did not end within 2 s and was stopped%)\n2 passed, 1 failed, 0 skipped\n$", out)
+  end)
+
+  test("gives up when the device does not answer in time", function()
+    local folder, clean = shell.temporary()
+    shell.write(folder .. "/perilune", "#!/bin/sh\nsleep 60\n")
+    os.execute(("chmod +x %s/perilune"):format(folder))
+    local out, status = shell.run(("luajit tests/gpu/check.lua --build=%s --device=cuda_host --most=0.5"):format(folder))
+    clean()
+    assert.equal(1, status)
+    assert.matches("device 'cuda_host' cannot be used here, its first call did not end within 0.5 s: nothing was checked", out)
+  end)
+
+  it("does not wait for a process that cannot be killed", function()
+    local process = require "tests.harness.process"
+    local p = { pid = 2 ^ 30, start = process.now() - 100, ends = process.now() - 30, deadline = 70 } -- no process, so no news of its end
+    assert.is_false(process.poll(p))
+    assert.is_true(process.poll(p))
+    assert.equal("it did not end within 70 s, nor when it was killed", process.how(p))
+  end)
+
+  test("knows the names of its parts", function()
+    local out, status = check "--parts=family"
+    assert.equal(2, status)
+    assert.matches("there is no part 'family'; parts are device, families, kernels, .*, specs\n", out)
   end)
 
   test("asks the driver before anything is built", function()

@@ -1,8 +1,8 @@
 -- run.lua: runs the tests: cmocka programs, busted specs, the same specs under mpirun and on several machines, fuzzers, lint. `make test`
 -- calls it.
 --
---   luajit tests/run.lua [--parts=c,lua,mpi,net,fuzz,lint,cuda,cuda-short,gpu] [--only=PATTERN] [--seed=N] [--jobs=N] [--fuzz-seconds=N]
---     --build=build ...
+--   luajit tests/run.lua [--parts=c,lua,mpi,net,fuzz,lint,cuda,cuda-short,gpu,gpu-kernels] [--only=PATTERN] [--seed=N] [--jobs=N]
+--     [--fuzz-seconds=N] --build=build ...
 --
 -- Files are found by their places: tests/unit/*.c, tests/kernels/*.c, tests/fuzz/*.c (programs are built by make under
 -- <build>/tests), spec/**/*_spec.lua. A file may say, within its first lines, in a comment:
@@ -13,8 +13,8 @@
 --                       mpirun -n 4 on 2,2 and on 1,1,1,1
 --   nccl: too           a spec that starts its own ranks: --parts=cuda has them exchange tensors of devices by the transport nccl
 -- --parts=cuda has another device behind the name `opaque`: kernels/cuda compiled for the host (cuda-short: the short specs only, in one
--- process each). --parts=gpu has --device there (cuda),
--- whose kernels then run the case lists of tests/kernels too (--kernels: their library), and nccl with as many ranks as there are --gpus.
+-- process each). --parts=gpu has --device there (cuda), and nccl with as many ranks as there are --gpus. --parts=gpu-kernels runs the case
+-- lists of tests/kernels on the kernels of that device (--kernels: their library).
 --   cuda: always        a short one of those that --parts=cuda runs: run it so beside --parts=lua (mpi: on nccl) too
 --     inputs: 30000       how many a fuzzer makes (default 100000; lua.lua counts children)
 --
@@ -142,7 +142,8 @@ end
 local on_host = ("%s/%s/cuda_host"):format(here, B)
 local stand_ins = {
   cuda = { name = "kernels/cuda on the host", device = "cuda_host", most = 4 },
-  gpu = { name = options.device, device = options.device, most = tonumber(options.gpus), kernels = true, shared = true },
+  gpu = { name = options.device, device = options.device, most = tonumber(options.gpus), shared = true },
+  ["gpu-kernels"] = { name = options.device, device = options.device, kernels = true },
 }
 local pretended_gpu = io.open(on_host .. "/libperilune_cuda_host.so")
 if pretended_gpu then pretended_gpu:close() end
@@ -166,7 +167,7 @@ end
 
 for _, s in pairs(stand_ins) do -- any order: jobs are shuffled
   for _, p in ipairs(options.cmocka ~= "" and programs "unit" or {}) do
-    if on_opaque(p.name) and not s.short and not s.few then
+    if on_opaque(p.name) and not s.short and not s.few and not s.kernels then
       job { name = ("%s (%s)"):format(p.name, s.name), part = s.name, head = p.head, argv = { p.program }, deadline = 120, tap = true,
         env = s.env }
     end
@@ -250,7 +251,7 @@ for _, path in ipairs(specs) do
         env = { LD_PRELOAD = options.preload ~= "" and options.preload, PERI_GOLDEN_READ = golden_read } }
     end
   end
-  for _, s in pairs(options.busted ~= "" and stand_ins or {}) do -- any order: jobs are shuffled
+  for _, s in pairs(options.busted ~= "" and not wanted["gpu-kernels"] and stand_ins or {}) do -- any order: jobs are shuffled
     local nccl = with(s.env, { PERI_TEST_DEVICE_TRANSPORT = "nccl",
       PERI_CUDA_HOST_GPUS = s.device == "cuda_host" and tostring(s.most) or nil }) -- NCCL wants one for each rank
     local ranked = { PERI_NUM_THREADS = "1", PERI_COMM_TIMEOUT_S = "30" }

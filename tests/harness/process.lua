@@ -24,7 +24,7 @@ local M = {}
 
 local SIGKILL, SIGTERM, WNOHANG, PR_SET_PDEATHSIG = 9, 15, 1, 1
 local WRITE_CREATE_TRUNCATE = 1 + 64 + 512
-local GRACE = 5 -- seconds from the polite signal to the other one
+local GRACE = 5 -- seconds from the polite signal to the other one, and from that until it is left alone
 
 local time = ffi.new "harness_time"
 --- Seconds of a monotonic clock.
@@ -59,12 +59,14 @@ function M.start(argv, env, log, deadline)
     C._exit(127)
   end
   assert(pid > 0, "fork failed")
+  C.setpgid(pid, pid) -- here too: whichever comes first
   local start = M.now()
   return { pid = pid, log = log, start = start, ends = start + deadline, deadline = deadline }
 end
 
 local status = ffi.new "int[1]"
---- Has it ended? Past its deadline it is told to stop, then made to. Sets seconds, code (exit status) or signal, and late.
+--- Has it ended? Past its deadline it is told to stop, then made to; one that cannot be (it waits within a driver) is left behind. Sets
+--- seconds, code (exit status) or signal, late, and left.
 function M.poll(p)
   if p.done then return true end
   if C.waitpid(p.pid, status, WNOHANG) == p.pid then
@@ -80,13 +82,16 @@ function M.poll(p)
     C.kill(-p.pid, SIGTERM)
   elseif p.late and now > p.ends + GRACE then
     C.kill(-p.pid, SIGKILL)
+    if now > p.ends + 2 * GRACE then p.done, p.left, p.seconds = true, true, now - p.start end
   end
-  return false
+  return p.done == true
 end
 
 --- "exit status 1", "signal 11", "no end within 60 s".
 function M.how(p)
-  if p.late then return ("it did not end within %g s"):format(p.deadline) end
+  if p.late then
+    return ("it did not end within %g s"):format(p.deadline) .. (p.left and ", nor when it was killed" or "")
+  end
   if p.signal then return "it died of signal " .. p.signal end
   return "it left with exit status " .. p.code
 end
