@@ -116,7 +116,7 @@ NVCC_FLAGS := -std=c++17 -O3 -fmad=false -Iruntime/include -Xcompiler -fPIC,-fvi
 CU_CODE := $(foreach a,$(CU_ARCHS),-gencode arch=compute_$a,code=sm_$a) -gencode arch=compute_$(lastword $(CU_ARCHS)),code=compute_$(lastword $(CU_ARCHS))
 NVCC := $(CUDA_HOME)/bin/nvcc
 CUDA_HOST := $(if $(HAVE_CXX),$B/cuda_host/libperilune_cuda_host.so)
-CUDA_HOST_OBJ := $(CU:%.cu=$B/cuda_host/%.o) $(CU_C:%.c=$B/cuda_host/%.o) $(patsubst %.cc,$B/cuda_host/%.o,$(filter-out %/nccl.cc,$(wildcard tests/cuda_host/*.cc))) \
+CUDA_HOST_OBJ := $(CU:%.cu=$B/cuda_host/%.o) $(patsubst %.c,$B/cuda_host/%.o,$(filter-out %/table.c,$(CU_C))) $(patsubst %.cc,$B/cuda_host/%.o,$(filter-out %/nccl.cc,$(wildcard tests/cuda_host/*.cc))) \
 	$(patsubst %.c,$B/cuda_host/%.o,$(wildcard tests/cuda_host/*.c))
 # Once more, with tests/cuda_host/races.cc told of every access of the device's code, which is optimized here: places are told apart above.
 RACES := $(if $(SAN),,$(if $(HAVE_CXX),$B/cuda_host/races/libperilune_cuda_host.so))

@@ -70,6 +70,15 @@ esac
     assert.matches("device 'cuda_host' cannot be used here, its first call did not end within 0.5 s: nothing was checked", out)
   end)
 
+  -- What checks a GPU first has to try everything that can be wrong on it.
+  test("calls every kernel and operation in short.lua, but those that run on the host only", function()
+    local out, status = shell.run(build .. "/perilune run tests/gpu/short.lua cuda_host", {
+      PERI_PLUGIN_PATH = ("%s/cuda_host:%s"):format(shell.luajit_env().PERI_PLUGIN_PATH, shell.luajit_env().PERI_PLUGIN_PATH),
+      PERI_CUDA_HOST_UNCALLED = "1" })
+    assert.equal(0, status, out)
+    assert.matches("%d+ tensors on cuda_host are those of cpu\nnot called: route_lines\n", out)
+  end)
+
   it("does not wait for a process that cannot be killed", function()
     local process = require "tests.harness.process"
     local p = { pid = 2 ^ 30, start = process.now() - 100, ends = process.now() - 30, deadline = 70 } -- no process, so no news of its end
