@@ -346,7 +346,8 @@ $(filter $B/tests/kernels/%,$(UNIT)): tests/harness/fence.c
 $(UNIT): $B/%: %.c $(LIB_A)
 	@mkdir -p $(@D)
 	@$(if $(V),,echo '  TEST    $<')
-	$(Q)$(CC) $(CFLAGS) $(TEST_FLAGS) -rdynamic -MMD -MP $< $(FENCE) $(LIB_A) -lcmocka $(LIBS) -o $@
+	$(Q)$(CC) $(CFLAGS) $(TEST_FLAGS) -MMD -MP -MF $@.d -MT $@ -c $< -o $@.o
+	$(Q)$(CC) $(CFLAGS) $(TEST_FLAGS) -rdynamic $@.o $(FENCE) $(LIB_A) -lcmocka $(LIBS) -o $@
 
 # Programs in C++: of the pretended GPU.
 UNIT_CXX := $(if $(and $(HAVE_CXX),$(HAVE_CMOCKA)),$(patsubst %.cc,$B/%,$(wildcard tests/unit/*.cc)))

@@ -7,7 +7,8 @@
  * The operations of table batches, and of rows that a mask picks, stand in the places of the steps that do the same on the device cpu, so
  * that their cases serve here too: the range that begins with chunk 0 does all of it. Other steps are missing.
  *
- * Compiled by nvcc the same runs on a GPU that reaches all memory of the host (heterogeneous memory management), for `make gpu-check`.
+ * Compiled by nvcc the same runs on a GPU, for `make gpu-check`. Its kernels reach the host's memory where programs have shared it
+ * (tests/kernels/isas.h): the driver then holds it in place, and the GPU reads and writes it over the bus.
  */
 #include "kernels/cuda/table.h"
 
@@ -63,16 +64,29 @@ static void step_tbe_sort(const void *args, int64_t begin, int64_t end)
 PERI_KERNELS(X)
 #undef X
 
+#if !defined(PERI_CUDA_HOST)
+/** Have the GPU reach these bytes of the host, at the same address; false, with a message: it cannot. */
+__attribute__((visibility("default"))) bool peri_cuda_host_share(void *p, size_t bytes);
+bool peri_cuda_host_share(void *p, size_t bytes)
+{
+    int device = 0, reaches = 0;
+    void *there = NULL;
+    cudaError_t error = cudaGetDevice(&device);
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&reaches, cudaDevAttrPageableMemoryAccess, device);
+    if (error == cudaSuccess && reaches) return true;
+    if (error == cudaSuccess) error = cudaHostRegister(p, bytes, cudaHostRegisterMapped);
+    if (error == cudaSuccess) error = cudaHostGetDevicePointer(&there, p, 0);
+    if (error == cudaSuccess && there == p) return true;
+    fprintf(stderr, "kernels/cuda cannot reach %zu bytes of the host at %p: %s\n", bytes, p,
+            error == cudaSuccess ? "the device has another address for them" : cudaGetErrorString(error));
+    return false;
+}
+#endif
+
 __attribute__((visibility("default"))) const peri_kernels *peri_cuda_host_kernels(void);
 const peri_kernels *peri_cuda_host_kernels(void)
 {
     static peri_kernels table = {.isa = "cuda_host"};
-#if !defined(PERI_CUDA_HOST)
-    int device = 0, reaches = 0;
-    if (cudaGetDevice(&device) != cudaSuccess) return NULL;
-    if (cudaDeviceGetAttribute(&reaches, cudaDevAttrPageableMemoryAccess, device) != cudaSuccess) return NULL;
-    if (!reaches) return NULL;
-#endif
 #define X(name, args) table.fn[PERI_K_##name] = host_##name;
     PERI_KERNELS(X)
 #undef X

@@ -3,8 +3,14 @@
  * fence.c: malloc for the programs of tests/kernels: every block ends where a closed page begins, so that a kernel that touches a byte
  * behind its arrays dies there and then. The address sanitizer does not see that of masked loads and stores, nor of the compiler's own
  * choice among instructions (a masked vextractf32x4 touches what is masked out).
+ *
+ * Programs whose kernels run on a GPU call fence_open: from then on blocks lie in chunks that the GPU is told of, side by side. What follows
+ * a block is looked at when it is freed.
  */
+#include "fence.h"
+
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,7 +20,7 @@
 
 #pragma GCC visibility push(default)
 
-enum { PAGE = 4096, MARK = 0x66656e63 };
+enum { PAGE = 4096, MARK = 0x66656e63, OPEN_MARK = 0x6f70656e, FILL = 0xa7 };
 
 typedef struct head {
     uint64_t mark;
@@ -22,20 +28,74 @@ typedef struct head {
     size_t mapped, bytes;
 } head; /* in front of each block */
 
+/* -- blocks in chunks ----------------------------------------------------------------------------------------------------------------- */
+
+enum { CLASSES = 48, CHUNK = 32 << 20 };
+static fence_share *share;
+static atomic_flag busy = ATOMIC_FLAG_INIT;
+static char *spare[CLASSES]; /* blocks of 2^k bytes that were freed, each holding the address of the next one */
+static char *chunk, *chunk_end;
+
+_Noreturn static void die(const char *text)
+{
+    (void)!write(STDERR_FILENO, "tests/harness/fence.c: ", 23);
+    (void)!write(STDERR_FILENO, text, strlen(text));
+    abort();
+}
+
+static void *open_block(size_t bytes, size_t align)
+{
+    int k = 6;
+    while ((size_t)1 << k < bytes + align + sizeof(head) + 8) k++;
+    const size_t room = (size_t)1 << k, fresh = room > CHUNK ? room : CHUNK;
+    char *made = NULL;
+    while (atomic_flag_test_and_set(&busy)) {}
+    char *base = spare[k];
+    if (base) {
+        memcpy(&spare[k], base, sizeof spare[k]);
+    } else {
+        if (room > CHUNK || (size_t)(chunk_end - chunk) < room) {
+            made = mmap(NULL, fresh, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            if (made == MAP_FAILED) die("no memory for a chunk\n");
+            if (room <= CHUNK) chunk = made, chunk_end = made + fresh;
+        }
+        base = room > CHUNK ? made : chunk;
+        if (room <= CHUNK) chunk += room;
+    }
+    atomic_flag_clear(&busy);
+    if (made && !share(made, fresh)) die("the GPU does not take a chunk of memory\n"); /* it may allocate, of this very chunk */
+    char *p = base + sizeof(head) + (-(uintptr_t)(base + sizeof(head)) & (align - 1));
+    memcpy(p - sizeof(head), &(head){OPEN_MARK, base, room, bytes}, sizeof(head));
+    memset(p, FILL, (size_t)(base + room - p));
+    return p;
+}
+
+static void close_block(const char *p, const head *h)
+{
+    int k = __builtin_ctzll(h->mapped);
+    for (const char *at = p + h->bytes; at < h->base + h->mapped; at++)
+        if (*(const unsigned char *)at != FILL) die("something wrote past the end of a block\n");
+    while (atomic_flag_test_and_set(&busy)) {}
+    memcpy(h->base, &spare[k], sizeof spare[k]);
+    spare[k] = h->base;
+    atomic_flag_clear(&busy);
+}
+
+void fence_open(fence_share *with) { share = with; }
+
+/* -- blocks at closed pages ----------------------------------------------------------------------------------------------------------- */
+
 static void *fenced(size_t bytes, size_t align)
 {
     if (bytes > SIZE_MAX / 2 || align > PAGE) return errno = ENOMEM, NULL;
+    if (share) return open_block(bytes, align);
     const size_t room = (bytes + align + sizeof(head) + PAGE - 1) / PAGE * PAGE;
     char *base = mmap(NULL, room + PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (base == MAP_FAILED || mprotect(base, room, PROT_READ | PROT_WRITE) != 0) {
-        static const char text[] = "tests/harness/fence.c: no more mappings (vm.max_map_count)\n";
-        (void)!write(STDERR_FILENO, text, sizeof text - 1);
-        abort();
-    }
+    if (base == MAP_FAILED || mprotect(base, room, PROT_READ | PROT_WRITE) != 0) die("no more mappings (vm.max_map_count)\n");
     char *p = base + room - bytes;
     p -= (uintptr_t)p & (align - 1);
     memcpy(p - sizeof(head), &(head){MARK, base, room + PAGE, bytes}, sizeof(head));
-    memset(p, 0xa7, bytes);
+    memset(p, FILL, bytes);
     return p;
 }
 
@@ -50,7 +110,7 @@ static head head_of(const void *p)
 {
     head h;
     memcpy(&h, (const char *)p - sizeof h, sizeof h);
-    if (h.mark != MARK) abort(); /* not of malloc, or written over */
+    if (h.mark != MARK && h.mark != OPEN_MARK) abort(); /* not of malloc, or written over */
     return h;
 }
 
@@ -60,7 +120,8 @@ void free(void *p)
 {
     if (!p) return;
     const head h = head_of(p);
-    munmap(h.base, h.mapped);
+    if (h.mark == OPEN_MARK) close_block(p, &h);
+    else munmap(h.base, h.mapped);
 }
 
 void *calloc(size_t n, size_t size)

@@ -720,7 +720,7 @@ static void tables_may_have_more_than_two_to_the_31_elements(void **state)
     static uint32_t counts[1 << PERI_K_TBE_SORT_BITS];
     for (size_t n = 0; n < ISAS; n++) {
         const peri_kernels *k = kernels_of(isas[n]);
-        if (!k) continue;
+        if (!k || (!strcmp(isas[n], "cuda_host") && !reaches_mappings)) continue;
         for (int i = 0; i < IDS; i++)
             for (int64_t e = 0; e < COLS; e++) weight[ids[i] * COLS + e] = (float)(ids[i] % 1000);
         uint64_t keys[IDS], room[IDS];
