@@ -53,18 +53,42 @@ static inline void relax(void)
 
 /** What this thread does between operations. */
 static _Thread_local struct {
-    void (*f)(void *ctx);
+    const peri__between_vtab *vtab; /* NULL: nothing */
     void *ctx;
 } between;
 
 void peri__between(void)
 {
-    if (between.f) between.f(between.ctx);
+    if (between.vtab) between.vtab->progress(between.ctx);
 }
 
-void peri__between_set(void (*f)(void *ctx), void *ctx)
+bool peri__between_poll(peri_status (*queued)(void *ctx), void *ctx, peri_status *status)
 {
-    between.f = f;
+    if (!between.vtab || !between.vtab->queued(between.ctx)) return false;
+    const int64_t since = peri_time_ns();
+    for (int64_t round = 0; (*status = queued(ctx)) == PERI_PENDING; round++) {
+        peri__between();
+        if (between.vtab->still_queued(between.ctx, since)) peri_pause(round);
+    }
+    peri_status lost = between.vtab->lost(between.ctx);
+    if (*status >= 0) *status = lost;
+    return true;
+}
+
+peri_status peri__between_idle(void)
+{
+    if (!between.vtab || !between.vtab->queued(between.ctx)) return PERI_OK;
+    const int64_t since = peri_time_ns();
+    for (int64_t round = 0; between.vtab->still_queued(between.ctx, since); round++) {
+        peri__between();
+        peri_pause(round);
+    }
+    return between.vtab->lost(between.ctx);
+}
+
+void peri__between_set(const peri__between_vtab *vtab, void *ctx)
+{
+    between.vtab = vtab;
     between.ctx = ctx;
 }
 

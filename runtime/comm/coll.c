@@ -24,7 +24,8 @@ typedef struct coll_work {
     peri__stage *stage;      /* NULL: direct */
     peri__pinned *out, *in;  /* host buffers of send and recv */
     int64_t out_bytes, in_bytes;
-    uint32_t polls; /* tests of an operation of a device that found it pending */
+    uint32_t polls; /* tests that found it pending with the transport */
+    bool queued;    /* an operation of a device: the work has ended, and its request has not */
     int64_t posted_ns; /* when the transport got it; 0: not yet, or nobody watches */
     int64_t polled_ns, waited_ns; /* last unsuccessful test; how long tests have been waiting */
     int64_t counts[]; /* of both directions, then the runs */
@@ -149,6 +150,7 @@ static peri_status post(coll_work *w)
     if (status < 0) return fail(w, status);
     peri__group_posted(g, w->op.channel, w->op.sequence);
     w->phase = POSTED;
+    g->comm->on_device += w->op.stream != NULL;
     if (g->comm->watch.on) w->posted_ns = peri_time_ns();
     g->comm->events++;
     return PERI_OK;
@@ -226,6 +228,17 @@ static peri_status overdue(coll_work *w)
     return fail(w, peri__fail(PERI_ETIMEOUT, "no end after %.3g s: waiting for %s", (double)g->timeout_ns * 1e-9, whom));
 }
 
+/** What the world's other transport knows of the group, now and then: PERI_OK, or why it has failed. */
+static peri_status check_other(coll_work *w)
+{
+    const peri_group *g = w->base.group;
+    const peri_coll_vtab *other = w->op.stream ? g->comm->vtab : g->comm->device_vtab;
+    void *ctx = w->op.stream ? g->ctx : g->device_ctx;
+    if (!ctx || !other->check || (++w->polls & 63) != 0) return PERI_OK;
+    peri_status status = other->check(ctx);
+    return status < 0 ? status : PERI_OK;
+}
+
 static peri_status coll_step(peri_work *base)
 {
     coll_work *w = (coll_work *)base;
@@ -242,24 +255,60 @@ static peri_status coll_step(peri_work *base)
         PERI_TRY(post(w));
         if (w->phase == TURN) return overdue(w);
     }
-    peri_status status = w->vtab->test(w->request);
-    if (status == PERI_PENDING && w->op.stream && comm->vtab->check && (++w->polls & 63) == 0) {
-        peri_status host = comm->vtab->check(base->group->ctx);
-        if (host < 0) return fail(w, host);
+    /* Who only moves all works on does not wait for this one: its stream need not either, before the operation has run. */
+    const bool waits = w->op.stream && w->vtab->join && !comm->stepping;
+    peri_status status = waits ? w->vtab->join(w->request) : w->vtab->test(w->request);
+    if (status == PERI_PENDING) {
+        peri_status other = check_other(w);
+        return other < 0 ? fail(w, other) : overdue(w);
     }
-    if (status == PERI_PENDING) return overdue(w);
     if (status >= 0 && w->stage) status = copy_in(w);
     if (status >= 0 && w->op.stream) status = join_homes(w);
     if (status < 0) return fail(w, status);
-    record_end(w, PERI_OK);
+    w->queued = waits;
+    if (!w->queued) record_end(w, PERI_OK);
     w->base.ended_by = peri__watch_ended(base->group, w->op.sequence, w->op.channel, w->out_bytes, w->posted_ns);
     return PERI_OK;
+}
+
+/** PERI_PENDING while an operation of a device, whose results the poster has been promised, has not run. Its failure is one of the group,
+ *  and an error of whoever next waits for the device. */
+static peri_status watch_queued(coll_work *w)
+{
+    peri_group *g = w->base.group;
+    const bool sound = peri__group_check("peri_coll", g) == PERI_OK;
+    peri_status status = w->vtab->test(w->request);
+    if (status == PERI_OK) {
+        record_end(w, PERI_OK);
+        return PERI_OK;
+    }
+    const bool pending = status == PERI_PENDING;
+    if (!sound) { /* its failure was told */
+        if (!pending) record_end(w, status);
+        return pending ? PERI_PENDING : PERI_OK;
+    }
+    if (pending) {
+        status = check_other(w);
+        status = status < 0 ? fail(w, status) : overdue(w); /* after a failure the transport gives the operation up */
+    } else {
+        fail(w, status);
+    }
+    if (status < 0) peri__comm_lose(g->comm, status);
+    return pending ? PERI_PENDING : PERI_OK;
 }
 
 static peri_status coll_settle(peri_work *base)
 {
     coll_work *w = (coll_work *)base;
+    if (base->status == PERI_OK && w->op.stream) { /* the end of their memory is queued after the operation */
+        peri_tensor_release(w->send);
+        peri_tensor_release(w->recv);
+        w->send = w->recv = NULL;
+    }
+    if (w->queued && watch_queued(w) == PERI_PENDING) return PERI_PENDING;
+    w->queued = false;
     if (w->request && w->vtab->drop(w->request) == PERI_PENDING) return PERI_PENDING;
+    base->group->comm->on_device -= w->request && w->op.stream;
     w->request = NULL;
     if (w->stage) {
         /* Copies of a failed work may still be running. */

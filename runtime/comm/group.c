@@ -2,7 +2,6 @@
  *
  * group.c: joining a world, making groups from explicit rank lists, health, the recorder.
  */
-#include "../base/between.h"
 #include "internal.h"
 
 #include <stdio.h>
@@ -83,6 +82,7 @@ static void comm_release(peri__comm *comm)
     peri__between_drop(comm);
     for (int i = 0; i < PERI_COMM_DEVICES; i++) peri__stage_fini(&comm->stages[i]);
     peri__watch_fini(&comm->watch);
+    peri__free(comm->lost_message);
     peri__free(comm->node);
     peri__free(comm);
 }
@@ -177,6 +177,7 @@ peri_status peri_comm_open(const peri_comm_config *given, peri_group **out)
     if (!comm) return PERI_ENOMEM;
     peri__refs_init(&comm->refs);
     comm->vtab = vtab;
+    comm->timeout_ns = timeout;
     peri_group *world = NULL;
     void *ctx = NULL, *device_ctx = NULL;
     peri_coll_open boot = {.job = config.job, .rank = config.size ? config.rank : -1, .size = config.size, .timeout_ns = timeout};
@@ -189,12 +190,12 @@ peri_status peri_comm_open(const peri_comm_config *given, peri_group **out)
     PERI_TRY_GOTO(set_nodes(comm, ctx, config.local_size), out);
     PERI_TRY_GOTO(group_make(comm, NULL, NULL, boot.size, "world", &world), out);
     world->ctx = ctx;
-    world->device_ctx = device_ctx;
+    world->device_ctx = comm->device_world = device_ctx;
     world->tag = peri__hash_text("world");
     world->timeout_ns = timeout;
     if (boot.size > 1 && strcmp(vtab->name, "sim") != 0) {
         peri__log_rank_set(boot.rank);
-        peri__between_set(peri__comm_progress, comm); /* the ranks of sim take turns by themselves */
+        peri__between_set(&peri__comm_between, comm); /* the ranks of sim take turns by themselves */
     }
     *out = world;
     ctx = device_ctx = NULL;
@@ -415,12 +416,32 @@ peri_status peri_group_timeout_set(peri_group *group, double seconds)
 
 /* -- health ---------------------------------------------------------------------------------------------------------------------- */
 
+void peri__comm_lose(peri__comm *comm, peri_status status)
+{
+    if (comm->lost != PERI_OK) return;
+    comm->lost = status;
+    comm->lost_message = peri__strdup(peri_error_message());
+}
+
+peri_status peri__comm_lost(peri__comm *comm)
+{
+    peri_status status = comm->lost;
+    if (status == PERI_OK) return PERI_OK;
+    comm->lost = PERI_OK;
+    peri__fail(status, "%s", comm->lost_message ? comm->lost_message : peri_status_text(status));
+    peri__free(comm->lost_message);
+    comm->lost_message = NULL;
+    return status;
+}
+
 peri_status peri__group_check(const char *function, peri_group *group)
 {
     if (!group) return peri__fail(PERI_EINVAL, "%s: no group (is this rank a member?)", function);
     for (const peri_group *g = group; g; g = g->parent) {
-        if (g->failed != PERI_OK)
+        if (g->failed != PERI_OK) {
+            (void)peri__comm_lost(g->comm); /* told here */
             return peri__fail(PERI_EABORTED, "%s: group '%s' was given up: %s", function, g->name, g->failure ? g->failure : "");
+        }
         if (g->closed) return peri__fail(PERI_ECLOSED, "%s: group '%s' was closed", function, g->name);
     }
     return PERI_OK;

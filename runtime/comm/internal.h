@@ -15,6 +15,7 @@
 #ifndef PERI_COMM_INTERNAL_H
 #define PERI_COMM_INTERNAL_H
 
+#include "../base/between.h"
 #include "../tensor/internal.h"
 
 #include <perilune/codec.h>
@@ -192,9 +193,21 @@ struct peri__comm {
     int64_t outer;            /* works in the list that are no inner ones */
     int32_t within;           /* calls of peri__parts_begin without their end */
     bool stepping;
+    int32_t on_device;        /* operations that the device transport has and has not given back */
+    void *device_world;       /* the device transport's world; NULL: there is none */
+    int64_t timeout_ns;       /* the world's when it was joined */
+    peri_status lost;         /* failure of one whose results the poster had been promised, until somebody is told; else PERI_OK */
+    char *lost_message;
     peri__watch watch;
     peri__stage stages[PERI_COMM_DEVICES];
 };
+
+/** An operation whose results the poster has been promised has failed with @status, this thread's error. */
+void peri__comm_lose(peri__comm *comm, peri_status status);
+/** PERI_OK, or such a failure, which nobody was told of. */
+peri_status peri__comm_lost(peri__comm *comm);
+/** What the thread of @comm, a world of processes, does between operations and before it blocks for a device. */
+extern const peri__between_vtab peri__comm_between;
 
 /** The rank cannot go on before @awaited (NULL: not said) has. */
 void peri__watch_waits(peri__comm *comm, const peri_work *awaited);

@@ -138,6 +138,25 @@ void peri__comm_progress(void *ctx)
     comm->stepping = false;
 }
 
+/* -- operations that are queued on a device ---------------------------------------------------------------------------------------- */
+
+static bool queued(void *ctx) { return ((const peri__comm *)ctx)->on_device > 0; }
+
+static bool still_queued(void *ctx, int64_t since_ns)
+{
+    peri__comm *comm = ctx;
+    const peri_coll_vtab *v = comm->device_vtab;
+    if (comm->on_device == 0) return false;
+    if (comm->stepping && peri_time_ns() - since_ns > comm->timeout_ns)
+        v->abort(comm->device_world, "operations that are queued on the device had no end within the timeout of the world");
+    return !v->check || v->check(comm->device_world) == PERI_PENDING;
+}
+
+static peri_status lost(void *ctx) { return peri__comm_lost(ctx); }
+
+const peri__between_vtab peri__comm_between = {.progress = peri__comm_progress, .queued = queued, .still_queued = still_queued,
+                                               .lost = lost};
+
 /** Order the results of a complete work before later work on the caller's current stream. */
 static peri_status join(peri_work *work)
 {
@@ -219,6 +238,17 @@ static int64_t pending_in(const peri_group *group)
     return n;
 }
 
+/** Whether results of the group, or of groups made from it, were promised and are not there. */
+static bool promised_in(const peri_group *group)
+{
+    for (const peri_work *w = group->comm->first; w; w = w->next) {
+        const peri_group *g = w->group;
+        while (g && g != group) g = g->parent;
+        if (g && w->status == PERI_OK) return true;
+    }
+    return false;
+}
+
 peri_status peri_group_close(peri_group *group)
 {
     PERI_NEED(group);
@@ -234,10 +264,16 @@ peri_status peri_group_close(peri_group *group)
     if (pending > 0 && peri__group_check("peri_group_close", group) == PERI_OK)
         return peri__fail(PERI_EINVAL, "peri_group_close: %lld operations of this rank in group '%s' are in flight; wait for them first",
                           (long long)pending, group->name);
+    for (int64_t round = 0; promised_in(group); round++) { /* each of them runs, or fails by its deadline */
+        peri_pause(round);
+        peri__comm_progress(comm);
+    }
+    peri_status lost = peri__comm_lost(comm);
     group->closed = true;
     peri_status status = group->device_ctx ? comm->device_vtab->close(group->device_ctx) : PERI_OK;
     peri_status closed = comm->vtab->close(group->ctx);
     if (status >= 0) status = closed;
+    if (lost < 0) status = lost;
     if (!group->parent) {
         peri__comm_progress(comm); /* what was in flight ends here */
         for (int i = 0; i < PERI_COMM_DEVICES; i++) peri__stage_sweep(&comm->stages[i], true);

@@ -142,12 +142,18 @@ typedef struct peri_coll_vtab {
     bool (*gone)(void *group, int32_t rank, char *text, size_t len);
     /* This rank has posted @op, a number of this group, on a device's transport: for ranks that wait here for that number. (optional) */
     void (*elsewhere)(void *group, const peri_coll_op *op);
-    /* PERI_OK, or why the group has failed: asked while an operation of a device is pending. Does not block. (optional) */
+    /* PERI_OK, or why the group has failed. Does not block. A transport of host memory is asked while an operation of a device is pending;
+     * one of a device moves its operations on, and says PERI_PENDING while any of its world run on the device. (optional) */
     peri_status (*check)(void *group);
     /* Host memory for buffers of operations, of any contents, in which they are faster than in other memory: at least @bytes, on whole
      * cache lines. NULL: there is none, and any memory does. It outlives worlds. Any thread's, as is giving it back. (both optional) */
     void *(*lend)(int64_t bytes);
     void (*give_back)(void *data);
+    /* Somebody waits for @request, an operation of a device: have what is queued on its stream from here on come after it, as soon as the
+     * library has the operation, whether or not it has run. PERI_OK: so it does; PERI_PENDING: call again; or the error. From then on the
+     * poster's buffers need only live until what is queued now has run, and `test` tells whether the operation has. (optional: wait for
+     * `test`) */
+    peri_status (*join)(void *request);
 } peri_coll_vtab;
 
 /** The one symbol that a transport plugin libperilune_<name>.so exports. */

@@ -72,7 +72,7 @@ peri_status peri__report_test(peri__report *r)
 peri_status peri__report_wait(peri__report *r)
 {
     if (!r->posted || !r->event) return PERI_OK;
-    return r->device->vtab->event_sync(r->device->ctx, r->event);
+    return peri__event_wait(r->device, r->event);
 }
 
 void peri__report_return(peri__report *r)

@@ -4,6 +4,7 @@
  */
 #include "internal.h"
 
+#include "../base/between.h"
 #include "../base/tune.h"
 
 #include <pthread.h>
@@ -72,6 +73,7 @@ static peri_status open_device(const char *name, peri_device *d)
 static void close_device(peri_device *d)
 {
     d->vtab->event_delete(d->ctx, d->default_stream.freeing);
+    if (d->default_stream.awaited) d->vtab->event_delete(d->ctx, d->default_stream.awaited);
     d->vtab->stream_delete(d->ctx, d->default_stream.ctx);
     d->vtab->close(d->ctx);
 }
@@ -172,6 +174,30 @@ static bool try_retain(peri_stream *s)
     return refs > 0;
 }
 
+/** What is queued on a stream at the first question. */
+typedef struct dry {
+    peri_stream *stream;
+    bool marked; /* stream->awaited stands at its end */
+} dry;
+
+static peri_status is_dry(void *ctx)
+{
+    dry *d = ctx;
+    const peri_device *device = d->stream->device;
+    if (!d->stream->awaited) PERI_TRY(said(device, "event_new", device->vtab->event_new(device->ctx, &d->stream->awaited)));
+    if (!d->marked) PERI_TRY(device->vtab->event_record(device->ctx, d->stream->awaited, d->stream->ctx));
+    d->marked = true;
+    return device->vtab->event_query(device->ctx, d->stream->awaited);
+}
+
+/** Wait until all has run that is queued on the stream now. */
+static peri_status run_dry(peri_stream *s)
+{
+    dry d = {.stream = s};
+    peri_status status;
+    return peri__between_poll(is_dry, &d, &status) ? status : s->device->vtab->stream_sync(s->device->ctx, s->ctx);
+}
+
 peri_status peri_device_synchronize(peri_device *device)
 {
     PERI_NEED(device);
@@ -188,7 +214,7 @@ peri_status peri_device_synchronize(peri_device *device)
     if (!held) return PERI_ENOMEM;
     peri_status status = PERI_OK;
     for (int64_t i = 0; i < n; i++) {
-        if (status >= 0) status = device->vtab->stream_sync(device->ctx, held[i]->ctx);
+        if (status >= 0) status = run_dry(held[i]);
         peri_stream_release(held[i]);
     }
     if (held != few) peri__free(held);
@@ -240,6 +266,7 @@ void peri_stream_release(peri_stream *s)
     if (s->next) s->next->before = s->before;
     pthread_mutex_unlock(&stream_lock);
     s->device->vtab->event_delete(s->device->ctx, s->freeing);
+    if (s->awaited) s->device->vtab->event_delete(s->device->ctx, s->awaited);
     s->device->vtab->stream_delete(s->device->ctx, s->ctx);
     peri__object_count(-1);
     peri__free(s);
@@ -275,7 +302,7 @@ peri_status peri_stream_wait(peri_stream *stream, peri_event *event)
 peri_status peri_stream_synchronize(peri_stream *stream)
 {
     PERI_NEED(stream);
-    return stream->device->vtab->stream_sync(stream->device->ctx, stream->ctx);
+    return run_dry(stream);
 }
 
 peri_status peri_event_new(peri_device *device, peri_event **out)
@@ -320,10 +347,29 @@ peri_status peri_event_query(peri_event *event)
     PERI_NEED(event);
     return event->device->vtab->event_query(event->device->ctx, event->ctx);
 }
+
+typedef struct queued_event {
+    const peri_device *device;
+    void *event;
+} queued_event;
+
+static peri_status is_reached(void *ctx)
+{
+    const queued_event *e = ctx;
+    return e->device->vtab->event_query(e->device->ctx, e->event);
+}
+
+peri_status peri__event_wait(const peri_device *device, void *event)
+{
+    queued_event e = {device, event};
+    peri_status status;
+    return peri__between_poll(is_reached, &e, &status) ? status : device->vtab->event_sync(device->ctx, event);
+}
+
 peri_status peri_event_synchronize(peri_event *event)
 {
     PERI_NEED(event);
-    return event->device->vtab->event_sync(event->device->ctx, event->ctx);
+    return peri__event_wait(event->device, event->ctx);
 }
 
 /* -- work ---------------------------------------------------------------------------------------------------------------------- */
@@ -368,8 +414,12 @@ peri_status peri__copy(peri_device *device, void *dst, const void *src, int64_t 
     return said(device, "copy", device->vtab->copy(device->ctx, peri_stream_current(device)->ctx, dst, src, bytes, kind));
 }
 
+/* Calls of a backend that may wait for all that runs on a device come after what exchanges have queued there: if a rank is lost, only this
+ * thread can end that. */
+
 peri_status peri__host_alloc(peri_device *device, int64_t bytes, void **out)
 {
+    if (device->vtab->host_alloc) PERI_TRY(peri__between_idle());
     if (device->vtab->host_alloc) return said(device, "host_alloc", device->vtab->host_alloc(device->ctx, bytes, out));
     void *p = peri__alloc((size_t)(bytes ? bytes : 1));
     if (!p) return PERI_ENOMEM;
@@ -380,6 +430,7 @@ peri_status peri__host_alloc(peri_device *device, int64_t bytes, void **out)
 void peri__host_free(peri_device *device, void *p, int64_t bytes)
 {
     if (!p) return;
+    if (device->vtab->host_free) (void)peri__between_idle();
     if (device->vtab->host_free) device->vtab->host_free(device->ctx, p, bytes);
     else peri__free(p);
 }
@@ -423,7 +474,8 @@ peri_status peri__storage_new(peri_device *device, int64_t bytes, bool mapped, p
     if (!s) return PERI_ENOMEM;
     s->mapped = mapped;
     void *data;
-    peri_status status = mapped ? said(device, "mapped_alloc", v->mapped_alloc(device->ctx, s->home->ctx, bytes, &data))
+    peri_status status = mapped ? peri__between_idle() : PERI_OK;
+    if (status >= 0) status = mapped ? said(device, "mapped_alloc", v->mapped_alloc(device->ctx, s->home->ctx, bytes, &data))
                                 : said(device, "alloc", v->alloc(device->ctx, s->home->ctx, bytes, &data));
     if (status < 0) {
         peri__free(s);
@@ -463,6 +515,7 @@ void peri__storage_release(peri__storage *s)
     if (!s || !peri__refs_drop(&s->refs)) return;
     free_after_use(s->home);
     const peri_device_vtab *v = s->device->vtab;
+    if (s->mapped) (void)peri__between_idle();
     if (s->give_back) s->give_back(s->data);
     else (s->mapped ? v->mapped_free : v->free)(s->device->ctx, s->home->ctx, s->data, s->bytes);
     peri__mem_count(-s->bytes);

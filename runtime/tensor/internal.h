@@ -19,6 +19,7 @@ struct peri_stream {
     peri_device *device;
     void *ctx;                  /* the backend's */
     void *freeing;              /* the backend's event: what of this stream comes before memory of another is freed */
+    void *awaited;              /* the backend's event, made when the host first polls for the end of the stream; else NULL */
     peri_stream *next, *before; /* the device's list of streams */
 };
 
@@ -61,6 +62,8 @@ static inline bool peri__immediate(const peri_device *device)
     const int32_t both = PERI_DEVICE_HOST_ACCESS | PERI_DEVICE_IMMEDIATE;
     return (device->caps & both) == both;
 }
+/** Wait until the backend's @event has been reached; exchanges move on meanwhile. */
+peri_status peri__event_wait(const peri_device *device, void *event);
 /** Host memory that may take part in queued copies; not counted as an object. */
 peri_status peri__host_alloc(peri_device *device, int64_t bytes, void **out);
 void peri__host_free(peri_device *device, void *p, int64_t bytes);

@@ -261,7 +261,9 @@ static peri_status fetch(const peri_tensor *t, void *dst, int64_t bytes)
 {
     peri_tensor *flat;
     PERI_TRY(peri__contiguous_of(t, &flat));
-    peri_status status = peri__copy(peri__device(t), dst, peri__data(flat), bytes, PERI_COPY_D2H);
+    /* The copy itself may block until all before it has run, where @dst is ordinary memory. */
+    peri_status status = peri_stream_synchronize(peri_stream_current(peri__device(t)));
+    if (status >= 0) status = peri__copy(peri__device(t), dst, peri__data(flat), bytes, PERI_COPY_D2H);
     if (status >= 0) status = peri_stream_synchronize(peri_stream_current(peri__device(t)));
     peri_tensor_release(flat);
     return status;

@@ -103,9 +103,14 @@ function Group:transport_of(device)
   local p = P.device(device)
   return ffi.string(C.peri_group_transport_of(self:ptr(), p)), C.peri_group_rank_order(self:ptr(), p)
 end
+--- PERI_OK, or that the group has failed: by now, with what it has queued on devices.
+local function health(group)
+  C.peri_group_progress(group:ptr())
+  return C.peri_group_healthy(group:ptr())
+end
 --- Raises the failure that poisoned the group, if one did.
-function Group:check_healthy() check(C.peri_group_healthy(self:ptr())) end
-function Group:is_healthy() return C.peri_group_healthy(self:ptr()) == C.PERI_OK end
+function Group:check_healthy() check(health(self)) end
+function Group:is_healthy() return health(self) == C.PERI_OK end
 --- Poison the group and those made from it on all ranks.
 function Group:abort(message) C.peri_group_abort(self:ptr(), tostring(message)) end
 --- Let operations carry fingerprints (the default) or not: for measuring what they cost. All ranks alike.

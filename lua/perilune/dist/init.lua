@@ -97,7 +97,7 @@ function M.world_size() return of_rank("world_size", 2) end
 function M.finish()
   local world = state.world
   if not world then return end
-  local sound, failure = pcall(world.check_healthy, world)
+  local sound, failure = pcall(check, C.peri_group_healthy(world:ptr()))
   local round = 0
   state.failed_world = not sound and failure
   C.peri_group_progress(world:ptr())

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * internal.h: what the files of the transport nccl know of each other, from the lowest to those that call it. nccl.c, above them all,
- * says what
- * the transport does.
+ * says what the transport does.
  */
 #ifndef PERI_BACKENDS_NCCL_INTERNAL_H
 #define PERI_BACKENDS_NCCL_INTERNAL_H
@@ -13,10 +12,15 @@
 
 #include <nccl.h>
 
-enum { HISTORY = 256 /* operations of a group that a rank can still tell others about */ };
+enum {
+    HISTORY = 256, /* operations of a group that a rank can still tell others about */
+    AHEAD = 16,    /* operations on the device with which a rank may go on without waiting: some two steps of training */
+    SPARE = 64     /* events that are kept for later requests */
+};
 
 #define STALL_NS ((int64_t)50000000) /* without an end for so long, a rank asks */
 #define ASK_NS ((int64_t)200000000)  /* and asks again after so long */
+#define LOOK_NS ((int64_t)20000)     /* the device is asked what has ended no more often than this */
 
 /** NCCL's functions, found at run time. */
 typedef struct nccl_library {
@@ -52,22 +56,25 @@ typedef struct note {
 } note;
 _Static_assert(sizeof(note) <= PERI_COLL_NOTE, "a note is what the host's transport takes");
 
-enum { NOTE_ID = 1, NOTE_SPLIT, NOTE_POSTED, NOTE_QUERY, NOTE_ANSWER, NOTE_POISON };
+enum { NOTE_ID = 1, NOTE_ORDER, NOTE_QUERY, NOTE_ANSWER, NOTE_POISON };
 
-/** A note that came before what it is about. */
+/** A note that is kept: of a group that is not made yet, or an ORDER whose operation is not launched yet. */
 typedef struct early {
     struct early *next;
     int32_t from; /* rank in the world */
     note note;
 } early;
 
+/** The life of a request. WAITS: posted. STARTS: it is this operation's turn, and NCCL has some of its parts. RUNS: NCCL has all of it,
+ *  and `done` is recorded behind it. */
 enum { REQUEST_WAITS, REQUEST_STARTS, REQUEST_RUNS, REQUEST_ENDED };
 
 struct nccl_request {
-    nccl_request *next; /* of its channel, in the order of the posts */
+    nccl_request *next; /* in the list that has it: `posted` of its group, then `first` of its lane */
     nccl_group *group;
     peri_coll_op op;
     int32_t state, phase;    /* phase: parts of the operation that NCCL has taken */
+    bool joined;             /* the poster's stream waits for `done` */
     peri_status status;
     char *message;           /* of the failure */
     void *ready, *done;      /* events: what the poster queued before; all of the operation */
@@ -76,14 +83,18 @@ struct nccl_request {
     int64_t began_ns, asked_ns;
 };
 
-enum { COMM_NONE, COMM_WANTED, COMM_MADE, COMM_READY };
+/** COMM_MADE: NCCL was asked for it, and has not said that it is ready. */
+enum { COMM_NONE, COMM_MADE, COMM_READY };
 
-/** A communicator of a group: for one channel, or the base, of which those are split. */
+/** Communicators of a group on which operations run. Each channel belongs to one of them (peri__nccl_lane). */
+enum { LANES = 3 };
+
+/** A communicator of a group with its stream: a lane, or the base, of which the lanes are split. */
 typedef struct communicator {
     ncclComm_t comm;
     int32_t state;
-    void *stream;                 /* of a channel: on which its operations run */
-    nccl_request *first, **last;  /* of a channel: not ended, in the order of the posts */
+    void *stream;
+    nccl_request *first, **last; /* of a lane: what runs, in the order of the launches */
 } communicator;
 
 /** What is known of another member. */
@@ -102,15 +113,14 @@ struct nccl_group {
     int32_t *ranks; /* size: ranks in the world */
     peri_status failed;
     char message[PERI_MESSAGE_MAX];
-    communicator base, channels[PERI_CHANNEL_COUNT];
-    int8_t splits[PERI_CHANNEL_COUNT]; /* channels in the order in which the first member had them split */
-    int32_t n_splits, split;           /* of them, so many are done */
+    communicator base, lanes[LANES];
+    nccl_request *posted, **last_posted; /* not launched yet, in the order of the posts */
+    early *order, **last_order;          /* what the first member has launched and this one has not, in its order */
     ncclUniqueId id;
     bool has_id, left;
     uint64_t last;         /* highest number posted */
     peri_coll_op *history; /* HISTORY, by number; of counts only an all_to_all's, in a block that the entry owns (send_counts) */
     member *members;       /* size */
-    early *early;
 };
 
 /** The world of one device. */
@@ -123,6 +133,10 @@ typedef struct nccl_world {
     nccl_group *groups;
     early *unknown; /* notes of groups that are not made yet */
     int32_t handles;
+    int32_t running;     /* operations that NCCL has and that have not ended, of all groups */
+    int64_t looked_ns;   /* when the device was last asked what has ended */
+    void *spare[SPARE];  /* events that no request uses */
+    int32_t n_spare;
 } nccl_world;
 
 #pragma GCC visibility push(hidden)
@@ -146,6 +160,8 @@ peri_status peri__nccl_fail(const char *what, ncclResult_t result);
 
 /* -- notes.c --------------------------------------------------------------------------------------------------------------------------- */
 
+/** The lane of a channel. */
+communicator *peri__nccl_lane(nccl_group *g, int32_t channel);
 /** The group, or one that it was made from, that has failed; NULL while all are sound. */
 const nccl_group *peri__nccl_broken(const nccl_group *g);
 /** Mark the group as failed, stop what runs; nothing happens if it has failed. @tell: the other members too. */
@@ -158,8 +174,11 @@ void peri__nccl_tell(nccl_group *g, int32_t to, note *n);
 void peri__nccl_hear(nccl_world *w);
 /** Notes about @g that came before it was made. */
 void peri__nccl_hear_early(nccl_group *g);
-/** An operation was posted: tell the next member, and look at what its predecessor said about it. */
+/** An operation was posted: compare it with what the first member said about it. The first member tells the others of it: they launch
+ *  in its order. */
 void peri__nccl_posted(nccl_group *g, const peri_coll_op *op);
+/** Forget the oldest entry of the order: it was launched. */
+void peri__nccl_ordered(nccl_group *g);
 /** It takes long: ask the others, and look who is gone. */
 void peri__nccl_ask(nccl_request *r);
 /** The contract's function. */
@@ -167,8 +186,10 @@ void peri__nccl_blame(void *request, char *text, size_t len);
 
 /* -- operations.c ---------------------------------------------------------------------------------------------------------------------- */
 
-/** Make the communicators that are wanted, as far as that goes now. */
-peri_status peri__nccl_communicators(nccl_group *g);
+/** Make the base, as far as that goes now, if its identity is known or @wanted. PERI_OK: it is ready. */
+peri_status peri__nccl_base(nccl_group *g, bool wanted);
+/** Make the lane, as far as that goes now; all members make lanes in the same order. PERI_OK: it is ready. */
+peri_status peri__nccl_split(nccl_group *g, communicator *lane);
 /** What NCCL says of a communicator: PERI_OK; PERI_PENDING: busy with a call; or a failure, also one of an operation that runs. */
 peri_status peri__nccl_well(const communicator *x);
 /** Give the next parts of @r to NCCL. PERI_PENDING: NCCL is busy with it; PERI_OK: it has all, and @r->done is recorded. */

@@ -2,11 +2,11 @@
  *
  * nccl.c: the transport of GPUs: the second transport of a world (plugin/coll.h), for the memory of the device cuda.
  *
- * An operation runs on its channel's own stream, after what the poster's stream held at the post; it has ended when it has run, and what
- * the poster queues then comes after it. Until then the ranks watch each other by notes over the host's transport: each post is told to
- * the next rank, and what takes longer than 50 ms is asked about. So a mismatch, a dead rank and a late one are named as on other
- * transports, though NCCL itself would wait for ever: a group that fails has its communicators aborted, which ends what runs on the
- * device.
+ * An operation runs on the stream of its communicator, after what the poster's stream held at the post. Whoever waits for it has his
+ * stream wait (`join`) as soon as NCCL has the operation, and goes on. Until it has run, the ranks watch each other by notes over the
+ * host's transport: the first member of a group tells the others what it launches, and what takes longer than 50 ms is asked about. So a
+ * mismatch, a dead rank and a late one are named as on other transports, though NCCL itself would wait for ever: a group that fails has
+ * its communicators aborted, which ends what runs on the device.
  */
 #include "internal.h"
 
@@ -37,16 +37,17 @@ static void group_free(nccl_group *g)
         }
     for (nccl_group *child = w->groups; child; child = child->next)
         if (child->parent == g) child->parent = NULL;
-    for (int32_t c = 0; c < PERI_CHANNEL_COUNT; c++)
-        if (g->channels[c].stream) w->vtab->stream_delete(w->device, g->channels[c].stream);
+    for (int32_t c = 0; c < LANES; c++)
+        if (g->lanes[c].stream) w->vtab->stream_delete(w->device, g->lanes[c].stream);
     if (g->base.stream) w->vtab->stream_delete(w->device, g->base.stream);
-    free_early(g->early);
+    free_early(g->order);
     peri__nccl_host->free(g->ranks);
     for (int32_t i = 0; g->history && i < HISTORY; i++) peri__nccl_host->free((void *)g->history[i].send_counts);
     peri__nccl_host->free(g->history);
     peri__nccl_host->free(g->members);
     peri__nccl_host->free(g);
     if (--w->handles > 0) return;
+    while (w->n_spare > 0) w->vtab->event_delete(w->device, w->spare[--w->n_spare]);
     free_early(w->unknown);
     peri__nccl_host->free(w);
 }
@@ -75,7 +76,9 @@ static peri_status group_make(nccl_world *w, nccl_group *parent, const int32_t *
         g->ranks[i] = parent ? parent->ranks[ranks[i]] : i;
         if (g->ranks[i] == w->rank) g->rank = i;
     }
-    for (int32_t c = 0; c < PERI_CHANNEL_COUNT; c++) g->channels[c].last = &g->channels[c].first;
+    g->last_posted = &g->posted;
+    g->last_order = &g->order;
+    for (int32_t c = 0; c < LANES; c++) g->lanes[c].last = &g->lanes[c].first;
     peri__nccl_hear_early(g);
     *out = g;
     return PERI_OK;
@@ -114,9 +117,36 @@ static peri_status nccl_subgroup(void *group, const int32_t *ranks, int32_t n, u
 
 /* -- requests ----------------------------------------------------------------------------------------------------------------------- */
 
+/** Take @r out of a list that it may be in. */
+static void unlink_from(nccl_request **first, nccl_request ***last, const nccl_request *r)
+{
+    for (nccl_request **p = first; *p; p = &(*p)->next)
+        if (*p == r) {
+            *p = r->next;
+            break;
+        }
+    *last = first;
+    while (**last) *last = &(**last)->next;
+}
+
+static void append(nccl_request ***last, nccl_request *r)
+{
+    r->next = NULL;
+    **last = r;
+    *last = &r->next;
+}
+
 static peri_status end(nccl_request *r, peri_status status)
 {
     if (r->state == REQUEST_ENDED) return r->status;
+    nccl_group *g = r->group;
+    communicator *lane = peri__nccl_lane(g, r->op.channel);
+    if (r->state == REQUEST_RUNS) {
+        unlink_from(&lane->first, &lane->last, r);
+        g->world->running--;
+    } else {
+        unlink_from(&g->posted, &g->last_posted, r);
+    }
     r->state = REQUEST_ENDED;
     r->status = status;
     if (status < 0) {
@@ -124,134 +154,201 @@ static peri_status end(nccl_request *r, peri_status status)
         r->message = peri__nccl_host->alloc(strlen(message) + 1);
         if (r->message) memcpy(r->message, message, strlen(message) + 1);
     }
-    communicator *x = &r->group->channels[r->op.channel];
-    for (nccl_request **p = &x->first; *p; p = &(*p)->next)
-        if (*p == r) {
-            *p = r->next;
-            break;
-        }
-    x->last = &x->first;
-    while (*x->last) x->last = &(*x->last)->next;
     return status;
 }
 
 /** A failure of NCCL is one of the group. */
-static peri_status give_up(nccl_request *r, peri_status status)
+static void give_up(nccl_group *g, peri_status status)
 {
     char text[PERI_MESSAGE_MAX];
     snprintf(text, sizeof text, "%.400s", peri__nccl_host->error_message());
-    peri__nccl_lost(r->group, status, text);
-    return end(r, FAIL(status, "%s", text));
+    peri__nccl_lost(g, status, text);
 }
 
-/** Move the channel's operations on, in their order. */
-static void advance(nccl_group *g, int32_t channel)
+/** The request that this rank launches next; NULL: it is not posted yet, or not known. */
+static nccl_request *its_turn(const nccl_group *g)
+{
+    nccl_request *r = g->posted;
+    if (g->rank == 0 || (r && r->state == REQUEST_STARTS)) return r;
+    while (r && g->order && r->op.sequence != g->order->note.sequence) r = r->next;
+    return g->order ? r : NULL;
+}
+
+/** Launch what is posted, as far as the order of the first member goes. */
+static peri_status launch(nccl_group *g)
+{
+    peri_status status;
+    for (nccl_request *r; (r = its_turn(g));) {
+        communicator *lane = peri__nccl_lane(g, r->op.channel);
+        status = peri__nccl_split(g, lane);
+        if (status == PERI_OK) status = peri__nccl_start(r);
+        if (status != PERI_OK) return status;
+        unlink_from(&g->posted, &g->last_posted, r);
+        append(&lane->last, r);
+        g->world->running++;
+        peri__nccl_ordered(g);
+    }
+    status = peri__nccl_base(g, g->posted != NULL); /* the others need this rank to make theirs */
+    return status == PERI_PENDING ? PERI_OK : status;
+}
+
+/** See which operations have run. */
+static peri_status look(nccl_group *g)
 {
     const nccl_world *w = g->world;
-    communicator *x = &g->channels[channel];
-    for (nccl_request *r = x->first, *next; r; r = next) {
-        next = r->next;
-        if (r->state < REQUEST_RUNS) {
-            if (x->state != COMM_READY) return;
-            peri_status status = peri__nccl_start(r);
-            if (status < 0) (void)give_up(r, status);
-            if (status != PERI_OK) return;
-        }
-        peri_status status = w->vtab->event_query(w->device, r->done);
-        if (status == PERI_PENDING) { /* for ever, after an error that NCCL learns of while the operation runs */
-            peri_status well = peri__nccl_well(x);
-            if (well < 0) status = well;
-        }
-        if (status == PERI_OK) status = w->vtab->stream_wait(w->device, r->op.stream, r->done);
-        if (status == PERI_OK) (void)end(r, PERI_OK);
-        else if (status < 0) {
-            (void)give_up(r, status);
-            return; /* the communicators are gone */
+    for (int32_t c = 0; c < LANES; c++) {
+        communicator *lane = &g->lanes[c];
+        while (lane->first) {
+            peri_status status = w->vtab->event_query(w->device, lane->first->done);
+            if (status == PERI_PENDING && lane->comm) { /* for ever, after an error that NCCL learns of while the operation runs */
+                status = peri__nccl_well(lane);
+                if (status >= 0) break;
+            }
+            if (status == PERI_PENDING) break;
+            if (status < 0) return status;
+            (void)end(lane->first, PERI_OK);
         }
     }
+    return PERI_OK;
 }
 
-/** All of the world. */
+/** Move the world's operations on. */
 static void progress(nccl_world *w)
 {
     peri__nccl_hear(w);
+    int64_t now = w->running > 0 ? peri__nccl_host->time_ns() : 0;
+    bool looks = now - w->looked_ns >= LOOK_NS;
+    if (looks) w->looked_ns = now;
     for (nccl_group *g = w->groups; g; g = g->next) {
         if (peri__nccl_broken(g) || g->left) continue;
-        peri_status status = peri__nccl_communicators(g);
-        if (status < 0) {
-            char text[PERI_MESSAGE_MAX];
-            snprintf(text, sizeof text, "%.400s", peri__nccl_host->error_message());
-            peri__nccl_lost(g, status, text);
-        }
-        for (int32_t c = 0; c < PERI_CHANNEL_COUNT; c++)
-            if (g->channels[c].first) advance(g, c);
+        peri_status status = launch(g);
+        if (status >= 0 && looks) status = look(g);
+        if (status < 0) give_up(g, status);
     }
+}
+
+/** An event that no request uses. */
+static peri_status event_take(nccl_world *w, void **event)
+{
+    if (w->n_spare == 0) return w->vtab->event_new(w->device, event);
+    *event = w->spare[--w->n_spare];
+    return PERI_OK;
+}
+
+static void event_give(nccl_world *w, void *event)
+{
+    if (event && w->n_spare < SPARE) w->spare[w->n_spare++] = event;
+    else if (event) w->vtab->event_delete(w->device, event);
 }
 
 static peri_status nccl_post(void *group, const peri_coll_op *op, void **request)
 {
     nccl_group *g = group;
-    const nccl_world *w = g->world;
+    nccl_world *w = g->world;
     const nccl_group *bad = peri__nccl_broken(g);
     if (bad) return FAIL(bad->failed, "%s", bad->message);
     nccl_request *r = peri__nccl_host->alloc_zero(sizeof *r);
     if (!r) return PERI_ENOMEM;
     r->group = g;
     r->op = *op;
-    peri_status status = w->vtab->event_new(w->device, &r->ready);
-    if (status >= 0) status = w->vtab->event_new(w->device, &r->done);
+    peri_status status = event_take(w, &r->ready);
+    if (status >= 0) status = event_take(w, &r->done);
     if (status >= 0) status = w->vtab->event_record(w->device, r->ready, op->stream);
     if (status < 0) {
-        if (r->ready) w->vtab->event_delete(w->device, r->ready);
-        if (r->done) w->vtab->event_delete(w->device, r->done);
+        event_give(w, r->ready);
+        event_give(w, r->done);
         peri__nccl_host->free(r);
         return status;
     }
     r->began_ns = peri__nccl_host->time_ns();
-    *g->channels[op->channel].last = r;
-    g->channels[op->channel].last = &r->next;
+    append(&g->last_posted, r);
     peri__nccl_posted(g, &r->op);
-    progress(g->world);
+    progress(w);
     *request = r;
     return PERI_OK;
 }
 
+/** Ask the others about an operation that takes long, unless it only waits for one before it. */
+static void watch(nccl_request *r)
+{
+    nccl_group *g = r->group;
+    const nccl_request *first = peri__nccl_lane(g, r->op.channel)->first;
+    if (first && first != r) return;
+    int64_t now = peri__nccl_host->time_ns();
+    if (now - r->began_ns <= STALL_NS || now - r->asked_ns <= ASK_NS) return;
+    r->asked_ns = now;
+    peri__nccl_ask(r);
+}
+
+/** Move on, and notice a failure of the group. */
+static void see_to(nccl_request *r)
+{
+    nccl_group *g = r->group;
+    if (r->state == REQUEST_ENDED) return;
+    progress(g->world);
+    if (r->state != REQUEST_ENDED && !peri__nccl_broken(g)) watch(r);
+    const nccl_group *bad = peri__nccl_broken(g);
+    if (r->state != REQUEST_ENDED && bad) (void)end(r, FAIL(bad->failed, "%s", bad->message));
+}
+
+static peri_status failure(const nccl_request *r) { return FAIL(r->status, "%s", r->message ? r->message : ""); }
+
 static peri_status nccl_test(void *request)
 {
     nccl_request *r = request;
-    nccl_group *g = r->group;
-    if (r->state != REQUEST_ENDED) progress(g->world);
-    const nccl_group *bad = peri__nccl_broken(g);
-    if (r->state != REQUEST_ENDED && bad) (void)end(r, FAIL(bad->failed, "%s", bad->message));
-    int64_t now = r->state == REQUEST_ENDED ? 0 : peri__nccl_host->time_ns();
-    if (now && now - r->began_ns > STALL_NS && now - r->asked_ns > ASK_NS) {
-        r->asked_ns = now;
-        peri__nccl_ask(r);
-        if (g->failed != PERI_OK) (void)end(r, FAIL(g->failed, "%s", g->message));
-    }
+    see_to(r);
     if (r->state != REQUEST_ENDED) return PERI_PENDING;
-    return r->status >= 0 ? PERI_OK : FAIL(r->status, "%s", r->message ? r->message : "");
+    return r->status >= 0 ? PERI_OK : failure(r);
+}
+
+static peri_status nccl_join(void *request)
+{
+    nccl_request *r = request;
+    nccl_world *w = r->group->world;
+    see_to(r);
+    if (r->state == REQUEST_ENDED) return r->status >= 0 ? PERI_OK : failure(r);
+    if (r->state != REQUEST_RUNS || w->running > AHEAD) return PERI_PENDING;
+    if (!r->joined) TRY(w->vtab->stream_wait(w->device, r->op.stream, r->done));
+    r->joined = true;
+    return PERI_OK;
 }
 
 static peri_status nccl_drop(void *request)
 {
     nccl_request *r = request;
     nccl_group *g = r->group;
-    const nccl_world *w = g->world;
+    nccl_world *w = g->world;
+    void *stream = peri__nccl_lane(g, r->op.channel)->stream;
     bool started = r->scratch || r->phase != 0 || r->state == REQUEST_RUNS;
     if (r->state != REQUEST_ENDED) (void)end(r, FAIL(PERI_EABORTED, "given up"));
     if (r->status < 0 && started) {
         /* NCCL may still use the buffers until its streams have seen the end. */
-        void *stream = g->channels[r->op.channel].stream;
         if (stream && w->vtab->event_record(w->device, r->done, stream) >= 0 && w->vtab->event_query(w->device, r->done) == PERI_PENDING)
             return PERI_PENDING;
     }
-    if (r->scratch) w->vtab->free(w->device, g->channels[r->op.channel].stream, r->scratch, r->scratch_bytes);
-    w->vtab->event_delete(w->device, r->ready);
-    w->vtab->event_delete(w->device, r->done);
+    if (r->scratch) w->vtab->free(w->device, stream, r->scratch, r->scratch_bytes);
+    event_give(w, r->ready);
+    event_give(w, r->done);
     peri__nccl_host->free(r->message);
     peri__nccl_host->free(r);
     return PERI_OK;
+}
+
+/** PERI_PENDING: the group is sound, and operations of sound groups run on the device. */
+static peri_status nccl_check(void *group)
+{
+    nccl_group *g = group;
+    bool runs = false;
+    progress(g->world);
+    for (nccl_group *any = g->world->groups; any; any = any->next)
+        for (int32_t c = 0; c < LANES && !peri__nccl_broken(any); c++) {
+            if (!any->lanes[c].first) continue;
+            runs = true;
+            watch(any->lanes[c].first);
+        }
+    const nccl_group *bad = peri__nccl_broken(g);
+    if (bad) return FAIL(bad->failed, "%s", bad->message);
+    return runs ? PERI_PENDING : PERI_OK;
 }
 
 static void nccl_abort(void *group, const char *message)
@@ -265,11 +362,11 @@ static peri_status nccl_close(void *group)
     nccl_group *g = group;
     if (g->left || g->failed != PERI_OK) return PERI_OK;
     g->left = true;
-    for (int32_t c = 0; c < PERI_CHANNEL_COUNT; c++)
-        if (g->channels[c].comm) {
-            if (g->channels[c].first) peri__nccl.CommAbort(g->channels[c].comm);
-            else peri__nccl.CommDestroy(g->channels[c].comm);
-            g->channels[c].comm = NULL;
+    for (int32_t c = 0; c < LANES; c++)
+        if (g->lanes[c].comm) {
+            if (g->lanes[c].first) peri__nccl.CommAbort(g->lanes[c].comm);
+            else peri__nccl.CommDestroy(g->lanes[c].comm);
+            g->lanes[c].comm = NULL;
         }
     if (g->base.comm) peri__nccl.CommDestroy(g->base.comm);
     g->base.comm = NULL;
@@ -299,6 +396,8 @@ static const peri_coll_vtab vtab = {
     .abort = nccl_abort,
     .close = nccl_close,
     .release = nccl_release,
+    .check = nccl_check,
+    .join = nccl_join,
 };
 
 __attribute__((visibility("default"))) const peri_coll_vtab *peri_coll_entry_v1(const peri_plugin_host *lent);

@@ -3,9 +3,9 @@
  * notes.c: what ranks tell each other beside the data, over the host's transport (plugin/coll.h, note_send).
  *
  *   ID      the identity of a group's base communicator, from its first member
- *   SPLIT   the first member has the communicator of this channel made next: all do so in its order
- *   POSTED  to the next member: "I have posted this". It compares with what it posted under that number; if that differs, both are wrong
- *   QUERY   when an operation takes long: as POSTED, to all, with the counts of a pair
+ *   ORDER   from the first member, passed on from one to FAN others: "I launch this next". A member launches in that order, and compares
+ *           with what it has posted under that number: if that differs, both are wrong
+ *   QUERY   when an operation takes long: "I have posted this", to all, with the counts of a pair
  *   ANSWER  what the asked rank is doing instead
  *   POISON  the group is broken, and why
  */
@@ -13,7 +13,17 @@
 
 #include <string.h>
 
+enum { FAN = 8 /* members to which one passes an ORDER on: all of a machine of 8 GPUs hear it at first hand */ };
+
 static int64_t now(void) { return peri__nccl_host->time_ns(); }
+
+communicator *peri__nccl_lane(nccl_group *g, int32_t channel)
+{
+    enum { DENSE, ROWS, SMALL };
+    static const int8_t lanes[] = {[PERI_CHANNEL_DENSE] = DENSE, [PERI_CHANNEL_IDS] = SMALL, [PERI_CHANNEL_ROWS] = ROWS,
+                                   [PERI_CHANNEL_CONTROL] = SMALL, [PERI_CHANNEL_REPORTS] = SMALL};
+    return &g->lanes[channel < PERI_CHANNEL_OWN ? lanes[channel] : channel % LANES];
+}
 
 const nccl_group *peri__nccl_broken(const nccl_group *g)
 {
@@ -34,8 +44,8 @@ void peri__nccl_group_fail(nccl_group *g, peri_status status, const char *messag
     if (g->failed != PERI_OK) return;
     g->failed = status;
     snprintf(g->message, sizeof g->message, "%s", message);
-    for (int32_t c = 0; c < PERI_CHANNEL_COUNT; c++) {
-        communicator *x = &g->channels[c];
+    for (int32_t c = 0; c < LANES; c++) {
+        communicator *x = &g->lanes[c];
         if (x->comm) peri__nccl.CommAbort(x->comm); /* ends what runs on the device */
         x->comm = NULL;
         x->state = COMM_NONE;
@@ -77,8 +87,8 @@ static const peri_coll_op *known(const nccl_group *g, uint64_t sequence)
 
 static nccl_request *active(nccl_group *g, uint64_t sequence)
 {
-    for (int32_t c = 0; c < PERI_CHANNEL_COUNT; c++)
-        for (nccl_request *r = g->channels[c].first; r; r = r->next)
+    for (int32_t c = -1; c < LANES; c++)
+        for (nccl_request *r = c < 0 ? g->posted : g->lanes[c].first; r; r = r->next)
             if (r->op.sequence == sequence) return r;
     return NULL;
 }
@@ -99,13 +109,33 @@ static bool agree(nccl_group *g, int32_t from, const note *n, const peri_coll_op
     return false;
 }
 
-static void keep(early **list, int32_t from, const note *n)
+/** Keep a note at the end of a list. Without memory for it the world could not go on as the ranks agreed: false. */
+static bool keep(early ***last, int32_t from, const note *n)
 {
     early *e = peri__nccl_host->alloc(sizeof *e);
-    if (!e) return;
+    if (!e) return false;
     *e = (early){NULL, from, *n};
-    while (*list) list = &(*list)->next;
-    *list = e;
+    **last = e;
+    *last = &e->next;
+    return true;
+}
+
+/** Tell the members that hear it from this one. */
+static void pass_on(nccl_group *g, const note *n)
+{
+    for (int32_t i = g->rank * FAN + 1; i <= g->rank * FAN + FAN && i < g->size; i++) {
+        note copy = *n;
+        peri__nccl_tell(g, i, &copy);
+    }
+}
+
+/** The first member launches @n next. */
+static void ordered(nccl_group *g, int32_t world_rank, const note *n)
+{
+    const peri_coll_op *own = known(g, n->sequence);
+    pass_on(g, n);
+    if (own && !agree(g, 0, n, own)) return;
+    if (!keep(&g->last_order, world_rank, n)) peri__nccl_lost(g, PERI_ENOMEM, "no memory for a note of another rank");
 }
 
 static void answer(nccl_group *g, int32_t from, const note *n)
@@ -137,16 +167,7 @@ static void handle(nccl_group *g, int32_t world_rank, const note *n)
         memcpy(&g->id, n->text, sizeof g->id);
         g->has_id = true;
         break;
-    case NOTE_SPLIT:
-        if (n->channel >= 0 && n->channel < PERI_CHANNEL_COUNT && g->n_splits < PERI_CHANNEL_COUNT)
-            g->splits[g->n_splits++] = (int8_t)n->channel;
-        break;
-    case NOTE_POSTED: {
-        const peri_coll_op *own = known(g, n->sequence);
-        if (own) (void)agree(g, from, n, own);
-        else if (n->sequence > g->last) keep(&g->early, world_rank, n);
-        break;
-    }
+    case NOTE_ORDER: ordered(g, world_rank, n); break;
     case NOTE_QUERY: answer(g, from, n); break;
     case NOTE_ANSWER: {
         member *m = &g->members[from];
@@ -173,7 +194,11 @@ void peri__nccl_hear(nccl_world *w)
         nccl_group *g = w->groups;
         while (g && g->tag != n.group) g = g->next;
         if (g) handle(g, from, &n);
-        else keep(&w->unknown, from, &n);
+        else {
+            early **last = &w->unknown;
+            while (*last) last = &(*last)->next;
+            (void)keep(&last, from, &n);
+        }
     }
 }
 
@@ -213,21 +238,26 @@ void peri__nccl_posted(nccl_group *g, const peri_coll_op *op)
 {
     remember(g, op);
     if (op->sequence > g->last) g->last = op->sequence;
-    note n = {.kind = NOTE_POSTED, .channel = op->channel, .sequence = op->sequence, .signature = op->signature, .send = -1, .recv = -1};
-    text_of(g, op, n.text, 160);
-    peri__nccl_tell(g, (g->rank + 1) % g->size, &n);
-    for (early **p = &g->early; *p;) {
-        early *e = *p;
-        if (e->note.sequence != op->sequence) {
-            p = &e->next;
-            continue;
-        }
-        *p = e->next;
-        int32_t from = 0;
-        while (g->ranks[from] != e->from) from++;
-        (void)agree(g, from, &e->note, op);
-        peri__nccl_host->free(e);
+    if (g->rank == 0) {
+        note n = {.kind = NOTE_ORDER, .channel = op->channel, .sequence = op->sequence, .signature = op->signature, .send = -1, .recv = -1};
+        text_of(g, op, n.text, 160);
+        pass_on(g, &n);
+        return;
     }
+    for (const early *e = g->order; e; e = e->next)
+        if (e->note.sequence == op->sequence) {
+            (void)agree(g, 0, &e->note, op);
+            return;
+        }
+}
+
+void peri__nccl_ordered(nccl_group *g)
+{
+    early *e = g->order;
+    if (!e) return;
+    g->order = e->next;
+    if (!g->order) g->last_order = &g->order;
+    peri__nccl_host->free(e);
 }
 
 void peri__nccl_ask(nccl_request *r)
@@ -253,15 +283,24 @@ void peri__nccl_ask(nccl_request *r)
     }
 }
 
+/** What @r waits for, if that is another operation of this rank: the one that runs before it on its lane. Else @r. */
+static const nccl_request *behind(const nccl_request *r)
+{
+    const communicator *lane = peri__nccl_lane(r->group, r->op.channel);
+    return lane->first ? lane->first : r;
+}
+
 void peri__nccl_blame(void *request, char *text, size_t len)
 {
-    nccl_request *r = request;
-    nccl_group *g = r->group;
+    nccl_request *waiting = request;
+    nccl_group *g = waiting->group;
     char other[48];
     size_t used = 0;
     int32_t shown = 0;
     text[0] = 0;
     peri__nccl_hear(g->world);
+    const nccl_request *r = behind(waiting);
+    if (r != waiting) used = (size_t)snprintf(text, len, "operation %llu, which comes before: ", (unsigned long long)r->op.sequence);
     for (int32_t i = 0; i < g->size; i++) {
         const member *m = &g->members[i];
         bool heard = m->answered_ns && m->about == r->op.sequence && now() - m->answered_ns < 4 * ASK_NS;
@@ -272,5 +311,9 @@ void peri__nccl_blame(void *request, char *text, size_t len)
                                  heard ? m->answer : "no answer: it computes, is stopped, or cannot be reached");
     }
     if (shown > 4 && used < len) snprintf(text + used, len - used, " and %d more", shown - 4);
-    if (!shown) snprintf(text, len, "its own completion: all ranks have posted it");
+    if (shown || used >= len) return;
+    if (r->state == REQUEST_WAITS && g->order)
+        snprintf(text + used, len - used, "%.160s, which rank %d has posted before, and this rank has not", g->order->note.text,
+                 g->ranks[0]);
+    else snprintf(text + used, len - used, "its own completion: all ranks have posted it");
 }

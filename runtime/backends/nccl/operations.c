@@ -2,8 +2,10 @@
  *
  * operations.c: communicators, and operations as calls of NCCL.
  *
- * NCCL matches by order within a communicator, so each channel of a group has one: split from the group's base, on which nothing else
- * runs, in the order that the first member tells. Communicators do not block: a call that NCCL goes on with by itself is asked about later.
+ * NCCL matches by order within a communicator, and wants operations of several communicators launched in one order too: else kernels of
+ * one may occupy the device that those of another wait for. So a group has few communicators (LANES), and its members launch in the order
+ * of the first one, which tells them (notes.c). A lane is split from the group's base, on which nothing else runs. Communicators do not
+ * block: a call that NCCL goes on with by itself is asked about later.
  *
  * Sums that NCCL would round otherwise than the contract (16-bit floats), minima that would lose a NaN, and dtypes that it does not have
  * are exchanges of parts, summed here in rank order (kernel `reduce`), and gathered.
@@ -32,69 +34,52 @@ static ncclConfig_t config(void)
     return c;
 }
 
-static peri_status base(nccl_group *g)
+/** Has a call about @b come to its end? */
+static peri_status settled(communicator *b, const char *what)
+{
+    peri_status status = b->state == COMM_MADE ? outcome(b->comm, what, ncclInProgress) : PERI_OK;
+    if (status == PERI_OK) b->state = COMM_READY;
+    return status;
+}
+
+peri_status peri__nccl_base(nccl_group *g, bool wanted)
 {
     communicator *b = &g->base;
     nccl_world *w = g->world;
-    if (b->state == COMM_NONE) return PERI_OK;
-    if (b->state == COMM_WANTED) {
+    if (g->rank == 0 && wanted && !g->has_id) {
+        ncclResult_t result = peri__nccl.GetUniqueId(&g->id);
+        if (result != ncclSuccess) return peri__nccl_fail("GetUniqueId", result);
+        note n = {.kind = NOTE_ID};
+        _Static_assert(sizeof g->id <= sizeof n.text, "an identity fits into a note");
+        memcpy(n.text, &g->id, sizeof g->id);
+        for (int32_t i = 1; i < g->size; i++) peri__nccl_tell(g, i, &n);
+        g->has_id = true;
+    }
+    if (!g->has_id) return PERI_PENDING;
+    if (b->state == COMM_NONE) {
         ncclConfig_t c = config();
-        if (g->rank == 0 && !g->has_id) {
-            ncclResult_t result = peri__nccl.GetUniqueId(&g->id);
-            if (result != ncclSuccess) return peri__nccl_fail("GetUniqueId", result);
-            note n = {.kind = NOTE_ID};
-            _Static_assert(sizeof g->id <= sizeof n.text, "an identity fits into a note");
-            memcpy(n.text, &g->id, sizeof g->id);
-            for (int32_t i = 1; i < g->size; i++) peri__nccl_tell(g, i, &n);
-            g->has_id = true;
-        }
-        if (!g->has_id) return PERI_OK;
         TRY(w->vtab->stream_new(w->device, &b->stream)); /* also makes the device the current one of this thread, which NCCL takes */
         b->state = COMM_MADE;
         ncclResult_t result = peri__nccl.CommInitRankConfig(&b->comm, g->size, g->id, g->rank, &c);
         if (result != ncclSuccess && result != ncclInProgress) return peri__nccl_fail("CommInitRankConfig", result);
     }
-    if (b->state == COMM_MADE) {
-        peri_status status = outcome(b->comm, "CommInitRankConfig", ncclInProgress);
-        if (status == PERI_OK) b->state = COMM_READY;
-        return status < 0 ? status : PERI_OK;
-    }
-    return PERI_OK;
+    return settled(b, "CommInitRankConfig");
 }
 
-peri_status peri__nccl_communicators(nccl_group *g)
+peri_status peri__nccl_split(nccl_group *g, communicator *lane)
 {
     nccl_world *w = g->world;
-    bool wanted = g->n_splits > g->split;
-    if (g->rank == 0)
-        for (int32_t c = 0; c < PERI_CHANNEL_COUNT; c++) {
-            communicator *x = &g->channels[c];
-            if (x->state != COMM_NONE || !x->first) continue;
-            x->state = COMM_WANTED;
-            g->splits[g->n_splits++] = (int8_t)c;
-            note n = {.kind = NOTE_SPLIT, .channel = c};
-            for (int32_t i = 1; i < g->size; i++) peri__nccl_tell(g, i, &n);
-            wanted = true;
-        }
-    if ((wanted || g->has_id) && g->base.state == COMM_NONE) g->base.state = COMM_WANTED;
-    TRY(base(g));
-    while (g->base.state == COMM_READY && g->split < g->n_splits) {
-        communicator *x = &g->channels[g->splits[g->split]];
-        if (x->state != COMM_MADE) {
-            ncclConfig_t c = config();
-            TRY(w->vtab->stream_new(w->device, &x->stream));
-            x->state = COMM_MADE;
-            ncclResult_t result = peri__nccl.CommSplit(g->base.comm, 0, g->rank, &x->comm, &c);
-            if (result != ncclSuccess && result != ncclInProgress) return peri__nccl_fail("CommSplit", result);
-        }
-        peri_status status = outcome(g->base.comm, "CommSplit", ncclInProgress);
-        if (status == PERI_OK) status = outcome(x->comm, "CommSplit", ncclInProgress);
-        if (status < 0) return status;
-        if (status == PERI_PENDING) break;
-        x->state = COMM_READY;
-        g->split++;
+    peri_status status = peri__nccl_base(g, true);
+    if (status != PERI_OK || lane->state == COMM_READY) return status;
+    if (lane->state == COMM_NONE) {
+        ncclConfig_t c = config();
+        TRY(w->vtab->stream_new(w->device, &lane->stream));
+        lane->state = COMM_MADE;
+        ncclResult_t result = peri__nccl.CommSplit(g->base.comm, 0, g->rank, &lane->comm, &c);
+        if (result != ncclSuccess && result != ncclInProgress) return peri__nccl_fail("CommSplit", result);
     }
-    return PERI_OK;
+    status = outcome(g->base.comm, "CommSplit", ncclInProgress);
+    return status == PERI_OK ? settled(lane, "CommSplit") : status;
 }
 
 /* -- operations --------------------------------------------------------------------------------------------------------------------- */
@@ -240,7 +225,7 @@ static peri_status call(nccl_request *r, communicator *x, ncclResult_t *result, 
 
 peri_status peri__nccl_start(nccl_request *r)
 {
-    communicator *x = &r->group->channels[r->op.channel];
+    communicator *x = peri__nccl_lane(r->group, r->op.channel);
     const nccl_world *w = r->group->world;
     if (r->state == REQUEST_WAITS) {
         TRY(w->vtab->stream_wait(w->device, x->stream, r->ready));
