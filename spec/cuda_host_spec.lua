@@ -117,6 +117,15 @@ describe("GPUs", function()
       io.write "right"]]))
   end)
 
+  test("are used with queues for all streams, and without kernels that are loaded late among several ranks", function()
+    local script = [[
+      require("perilune").ones({ 1 }, "f32", "cuda_host")
+      for _, name in ipairs { "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING" } do io.write(os.getenv(name) or "unset", " ") end]]
+    assert.equal("32 unset ", run("env -u CUDA_DEVICE_MAX_CONNECTIONS -u CUDA_MODULE_LOADING", script))
+    assert.equal("32 EAGER ", run("OMPI_COMM_WORLD_SIZE=2", script))
+    assert.equal("8 LAZY ", run("OMPI_COMM_WORLD_SIZE=2 CUDA_DEVICE_MAX_CONNECTIONS=8 CUDA_MODULE_LOADING=LAZY", script))
+  end)
+
   test("are listed", function()
     local text = run("PERI_CUDA_HOST_GPUS=2", [[
       local peri, ffi = require "perilune", require "ffi"

@@ -438,9 +438,27 @@ static const peri_device_vtab vtab = {
 #endif
 };
 
+/** Settings that the driver reads when a process first uses it; what the user has set stays.
+ *
+ * Streams share the driver's queues, 8 of them unless more are asked for. A kernel of an exchange that waits for another rank would hold up
+ * whatever shares its queue. And a kernel that is loaded at its first launch waits for all that runs: where an exchange waits for a dead
+ * rank, that would be for ever, so ranks of several load their kernels at the start. */
+static void set_up_driver(void)
+{
+    static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE"};
+    bool several = false;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        const char *text = getenv(sizes[i]);
+        several = several || (text && atoi(text) > 1);
+    }
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+    if (several) setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+}
+
 __attribute__((visibility("default"))) const peri_device_vtab *peri_device_entry_v1(const peri_plugin_host *lent);
 const peri_device_vtab *peri_device_entry_v1(const peri_plugin_host *lent)
 {
     host = lent;
+    set_up_driver();
     return &vtab;
 }
