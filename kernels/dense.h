@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * kernels/dense.h: the dense part of a model. All kernels take f32 or f64; f32 results of the vectorised kernels may differ from ref's
- * by rounding (ref computes each element in f64 and rounds once). Arrays are contiguous unless a stride is given.
+ * by rounding (ref computes each element in f64 and rounds once). Kernels that say "16 bits too" also take f16 and bf16: what they read is
+ * computed in f32 or better and rounded to the dtype when it is stored. Arrays are contiguous unless a stride is given.
  */
 #ifndef PERI_KERNELS_DENSE_H
 #define PERI_KERNELS_DENSE_H
@@ -10,7 +11,8 @@
 
 #define PERI_KERNELS_DENSE(X)                                                                                                         \
     X(axpy, peri_k_axpy_args) X(unary, peri_k_unary_args) X(unary_grad, peri_k_unary_grad_args) X(binary, peri_k_binary_args)         \
-    X(muladd, peri_k_muladd_args) X(bias_act, peri_k_bias_act_args) X(act_grad, peri_k_act_grad_args) X(sum_dim, peri_k_sum_dim_args) \
+    X(muladd, peri_k_muladd_args) X(bias_act, peri_k_bias_act_args) X(act_grad, peri_k_act_grad_args) X(cross, peri_k_cross_args)     \
+    X(cross_grad, peri_k_cross_grad_args) X(sum_dim, peri_k_sum_dim_args)                                                             \
     X(max_dim, peri_k_max_dim_args) X(max_dim_grad, peri_k_max_dim_grad_args) X(softmax, peri_k_softmax_args)                         \
     X(softmax_grad, peri_k_softmax_grad_args) X(layer_norm, peri_k_layer_norm_args) X(layer_norm_grad, peri_k_layer_norm_grad_args)   \
     X(dropout, peri_k_dropout_args) X(interaction, peri_k_interaction_args) X(interaction_grad, peri_k_interaction_grad_args)         \
@@ -32,7 +34,7 @@ typedef struct peri_op_gemm {
     int64_t stride_a, stride_b, stride_c; /* elements; 0 repeats the same matrix (a and b only) */
 } peri_op_gemm;
 
-/** y[i] += alpha * x[i]. range: elements. y may be x. */
+/** y[i] += alpha * x[i]. 16 bits too. range: elements. y may be x. */
 typedef struct peri_k_axpy_args {
     void *y;
     const void *x;
@@ -66,7 +68,7 @@ enum {
 /** The last function whose derivative is a function of y alone. */
 enum { PERI_UNARY_FROM_OUTPUT = PERI_UNARY_SQRT };
 
-/** dst[i] = f(x[i]). range: elements. dst may be x. */
+/** dst[i] = f(x[i]). 16 bits too. range: elements. dst may be x. */
 typedef struct peri_k_unary_args {
     void *dst;
     const void *x;
@@ -74,8 +76,8 @@ typedef struct peri_k_unary_args {
     double a, b;
 } peri_k_unary_args;
 
-/** dx[i] = dy[i] * f'. saved: y for op <= PERI_UNARY_FROM_OUTPUT, else x; not read by IDENTITY and AFFINE. range: elements. dx may be
- *  dy. */
+/** dx[i] = dy[i] * f'. saved: y for op <= PERI_UNARY_FROM_OUTPUT, else x; not read by IDENTITY and AFFINE. 16 bits too. range: elements.
+ *  dx may be dy. */
 typedef struct peri_k_unary_grad_args {
     void *dx;
     const void *dy, *saved;
@@ -86,7 +88,7 @@ typedef struct peri_k_unary_grad_args {
 enum { PERI_BINARY_ADD = 0, PERI_BINARY_SUB = 1, PERI_BINARY_MUL = 2, PERI_BINARY_DIV = 3, PERI_BINARY_COUNT = 4 };
 
 /** For each index in row-major order of shape: dst[i] = a[sum index*a_stride] op b[sum index*b_stride]. Strides are in elements; 0
- *  repeats. dst is contiguous and may be a or b where that one is laid out like it. range: elements. */
+ *  repeats. dst is contiguous and may be a or b where that one is laid out like it. 16 bits too. range: elements. */
 typedef struct peri_k_binary_args {
     void *dst;
     const void *a, *b;
@@ -94,7 +96,7 @@ typedef struct peri_k_binary_args {
     int64_t shape[PERI_MAX_DIMS], a_stride[PERI_MAX_DIMS], b_stride[PERI_MAX_DIMS];
 } peri_k_binary_args;
 
-/** dst[i] = a[i] * b[i] + c[i] * scale. range: elements. dst may be any of them. */
+/** dst[i] = a[i] * b[i] + c[i] * scale. 16 bits too. range: elements. dst may be any of them. */
 typedef struct peri_k_muladd_args {
     void *dst;
     const void *a, *b, *c;
@@ -105,7 +107,7 @@ typedef struct peri_k_muladd_args {
 /* -- the sides of a linear layer -------------------------------------------------------------------------------------------------- */
 
 /** y[r][c] = f(y[r][c] + bias[c]), in place; f = `act`, one of the unary functions up to PERI_UNARY_FROM_OUTPUT; bias may be NULL.
- *  range: rows. */
+ *  16 bits too. range: rows. */
 typedef struct peri_k_bias_act_args {
     void *y;
     const void *bias;
@@ -113,17 +115,42 @@ typedef struct peri_k_bias_act_args {
     int64_t cols;
 } peri_k_bias_act_args;
 
-/** Rows of one partial sum of act_grad and layer_norm_grad. */
+/** Rows of one partial sum of act_grad, cross_grad and layer_norm_grad. */
 enum { PERI_SUM_ROWS = 64 };
 
 /** dz[r][c] = dy[r * dy_stride + c] * f'(y[r][c]) (dz may be NULL: not stored; y is not read by IDENTITY), and, if partial is not NULL,
- *  partial[k][c] = sum of dz[r][c] over rows [64 k, 64 (k + 1)). dz may be dy if dy_stride = cols. range: blocks of PERI_SUM_ROWS rows. */
+ *  partial[k][c] = sum of dz[r][c] over rows [64 k, 64 (k + 1)). dz may be dy if dy_stride = cols. 16 bits too, with f32 partial sums.
+ *  range: blocks of PERI_SUM_ROWS rows. */
 typedef struct peri_k_act_grad_args {
     void *dz, *partial;
     const void *dy, *y;
     int32_t dtype, act;
     int64_t rows, cols, dy_stride;
 } peri_k_act_grad_args;
+
+/* -- a layer of a cross network ---------------------------------------------------------------------------------------------------- */
+
+/** y[r][c] = x0[r][c] * (u[r][c] + bias[c]) + x[r][c]. bias may be NULL. 16 bits too, with a bias of f32. y may be any of x0, u and x.
+ *  range: rows. */
+typedef struct peri_k_cross_args {
+    void *y;
+    const void *x0, *u, *bias, *x;
+    int32_t dtype;
+    int64_t cols;
+} peri_k_cross_args;
+
+/** The gradients of cross, but for that of x, which is dy:
+ *    du[r][c] = dy[r][c] * x0[r][c], and, if partial is not NULL, partial[k][c] = sum of du[r][c] over rows [64 k, 64 (k + 1));
+ *    dx0[r][c] = dy[r][c] * (u[r][c] + bias[c]); `same` says that x is x0, which adds dy[r][c]; `add` adds it to what dx0 holds.
+ *  bias may be NULL. 16 bits too, with a bias and partial sums of f32; partial sums are of du as it is stored. du may be u, dx0 may be dy
+ *  where `add` is not set. range: blocks of PERI_SUM_ROWS rows. */
+typedef struct peri_k_cross_grad_args {
+    void *du, *dx0, *partial;
+    const void *dy, *x0, *u, *bias;
+    int32_t dtype;
+    bool add, same;
+    int64_t rows, cols;
+} peri_k_cross_grad_args;
 
 /* -- reductions ---------------------------------------------------------------------------------------------------------------- */
 

@@ -5,6 +5,17 @@
 #include "philox.h"
 #include "vmath.h"
 
+/** Up to K_LANES numbers at p[i]; @n and more of them are there. */
+static inline k_vec k_load_n(const void *p, int64_t i, int64_t n)
+{
+    return n >= K_LANES ? k_load((const float *)p + i) : k_load_part((const float *)p + i, n);
+}
+static inline void k_store_n(void *p, int64_t i, k_vec v, int64_t n)
+{
+    if (n >= K_LANES) k_store((float *)p + i, v);
+    else k_store_part((float *)p + i, v, n);
+}
+
 /** dst[i] = expr for i in [begin, end), where expr computes on v = x[i], and on w = y[i], u = z[i] where given. */
 #define K_MAP(dst, x, expr)                                                                                                           \
     do {                                                                                                                              \
@@ -262,6 +273,62 @@ static void cpu_act_grad(const void *args, int64_t begin, int64_t end)
         else if (a->act == PERI_UNARY_IDENTITY) cpu_act_grad_rows(a, PERI_UNARY_IDENTITY, first, last, partial);
         else if (a->act == PERI_UNARY_SIGMOID) cpu_act_grad_rows(a, PERI_UNARY_SIGMOID, first, last, partial);
         else cpu_act_grad_rows(a, PERI_UNARY_TANH, first, last, partial);
+    }
+}
+
+/* -- a layer of a cross network ---------------------------------------------------------------------------------------------------- */
+
+static void cpu_cross(const void *args, int64_t begin_row, int64_t end_row)
+{
+    const peri_k_cross_args *a = args;
+    if (a->dtype != PERI_F32 || !a->bias) {
+        peri_k_muladd_args plain = {.dst = a->y, .a = a->x0, .b = a->u, .c = a->x, .dtype = a->dtype, .scale = 1};
+        if (a->dtype == PERI_F32) cpu_muladd(&plain, begin_row * a->cols, end_row * a->cols);
+        else ref_cross(args, begin_row, end_row);
+        return;
+    }
+    const float *bias = a->bias;
+    for (int64_t r = begin_row; r < end_row; r++) {
+        float *y = (float *)a->y + r * a->cols;
+        const float *x0 = (const float *)a->x0 + r * a->cols, *u = (const float *)a->u + r * a->cols, *x = (const float *)a->x + r * a->cols;
+        int64_t c = 0, left;
+        for (; c + K_LANES <= a->cols; c += K_LANES) k_store(y + c, k_fma(k_load(x0 + c), k_load(u + c) + k_load(bias + c), k_load(x + c)));
+        if ((left = a->cols - c) > 0)
+            k_store_part(y + c, k_fma(k_load_part(x0 + c, left), k_load_part(u + c, left) + k_load_part(bias + c, left), k_load_part(x + c, left)),
+                         left);
+    }
+}
+
+/** One vector of @n numbers at @i of cross_grad; what is left of du. */
+static inline k_vec cpu_cross_grad_vector(const peri_k_cross_grad_args *a, int64_t i, k_vec bias, int64_t n)
+{
+    k_vec dy = k_load_n(a->dy, i, n), du = dy * k_load_n(a->x0, i, n), dx0 = dy * (k_load_n(a->u, i, n) + bias);
+    if (a->same) dx0 += dy;
+    if (a->add) dx0 += k_load_n(a->dx0, i, n);
+    k_store_n(a->du, i, du, n);
+    k_store_n(a->dx0, i, dx0, n);
+    return du;
+}
+
+/** Two rows at a time, so that the sums of columns are loaded and stored half as often. */
+static void cpu_cross_grad(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_cross_grad_args a = *(const peri_k_cross_grad_args *)args;
+    if (a.dtype != PERI_F32) {
+        ref_cross_grad(args, begin, end);
+        return;
+    }
+    for (int64_t k = begin; k < end; k++) {
+        int64_t first = k * PERI_SUM_ROWS, last = ref_block_end(k, a.rows);
+        float *partial = a.partial ? (float *)a.partial + k * a.cols : NULL;
+        if (partial) memset(partial, 0, sizeof *partial * (size_t)a.cols);
+        for (int64_t r = first; r < last; r += 2)
+            for (int64_t c = 0; c < a.cols; c += K_LANES) {
+                int64_t n = a.cols - c;
+                k_vec bias = a.bias ? k_load_n(a.bias, c, n) : k_set(0), sum = cpu_cross_grad_vector(&a, r * a.cols + c, bias, n);
+                if (r + 1 < last) sum += cpu_cross_grad_vector(&a, (r + 1) * a.cols + c, bias, n);
+                if (partial) k_store_n(partial, c, k_load_n(partial, c, n) + sum, n);
+            }
     }
 }
 
@@ -539,7 +606,8 @@ static void cpu_cross_entropy_grad(const void *args, int64_t begin_row, int64_t 
 
 #define K_CPU_DENSE                                                                                                                   \
     [PERI_K_axpy] = cpu_axpy, [PERI_K_unary] = cpu_unary, [PERI_K_unary_grad] = cpu_unary_grad, [PERI_K_binary] = cpu_binary,         \
-    [PERI_K_muladd] = cpu_muladd, [PERI_K_bias_act] = cpu_bias_act, [PERI_K_act_grad] = cpu_act_grad, [PERI_K_sum_dim] = cpu_sum_dim,     \
+    [PERI_K_muladd] = cpu_muladd, [PERI_K_bias_act] = cpu_bias_act, [PERI_K_act_grad] = cpu_act_grad, [PERI_K_cross] = cpu_cross,         \
+    [PERI_K_cross_grad] = cpu_cross_grad, [PERI_K_sum_dim] = cpu_sum_dim,                                                             \
     [PERI_K_softmax] = cpu_softmax, [PERI_K_softmax_grad] = cpu_softmax_grad, [PERI_K_layer_norm] = cpu_layer_norm,                   \
     [PERI_K_layer_norm_grad] = cpu_layer_norm_grad, [PERI_K_dropout] = cpu_dropout, [PERI_K_loss] = cpu_loss,           \
     [PERI_K_cross_entropy] = cpu_cross_entropy, [PERI_K_cross_entropy_grad] = cpu_cross_entropy_grad, K_CPU_INTERACTION

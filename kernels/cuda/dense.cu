@@ -60,32 +60,6 @@ template <class T> struct muladd_one {
     }
 };
 
-template <class T> struct bias_act_row {
-    peri_k_bias_act_args a;
-    __device__ void operator()(int64_t row, int64_t lane, int64_t lanes) const
-    {
-        T *y = (T *)a.y + row * a.cols;
-        for (int64_t c = lane; c < a.cols; c += lanes) y[c] = peri_f(a.act, y[c] + (a.bias ? ((const T *)a.bias)[c] : T(0)), T(0), T(0));
-    }
-};
-
-/** i = block * cols + column: the rows of the block in their order. */
-template <class T> struct act_grad_column {
-    peri_k_act_grad_args a;
-    __device__ void operator()(int64_t i) const
-    {
-        int64_t k = i / a.cols, c = i - k * a.cols, last = (k + 1) * PERI_SUM_ROWS < a.rows ? (k + 1) * PERI_SUM_ROWS : a.rows;
-        double sum = 0;
-        for (int64_t r = k * PERI_SUM_ROWS; r < last; r++) {
-            T y = a.act == PERI_UNARY_IDENTITY ? T(0) : ((const T *)a.y)[r * a.cols + c];
-            T z = ((const T *)a.dy)[r * a.dy_stride + c] * peri_df(a.act, y, T(0));
-            if (a.dz) ((T *)a.dz)[r * a.cols + c] = z;
-            sum += (double)z;
-        }
-        if (a.partial) ((T *)a.partial)[i] = (T)sum;
-    }
-};
-
 template <class T> struct dropout_one {
     peri_k_dropout_args a;
     __device__ void operator()(int64_t i) const
@@ -165,16 +139,4 @@ PERI_CUDA_KERNEL(binary)
     }
     if (a->dtype == PERI_F64) return each(begin, end, c, binary_one<double, false>{*a});
     return each(begin, end, c, binary_one<float, false>{*a});
-}
-
-PERI_CUDA_KERNEL(bias_act)
-{
-    if (a->dtype == PERI_F64) return each_row(begin, end, a->cols, c, bias_act_row<double>{*a});
-    return each_row(begin, end, a->cols, c, bias_act_row<float>{*a});
-}
-
-PERI_CUDA_KERNEL(act_grad)
-{
-    begin *= a->cols, end *= a->cols;
-    return BY_DTYPE(each, act_grad_column);
 }

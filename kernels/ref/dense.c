@@ -5,21 +5,33 @@
 
 static double ref_get(const void *p, int64_t i, int32_t dtype)
 {
-    return dtype == PERI_F32 ? (double)((const float *)p)[i] : ((const double *)p)[i];
+    switch (dtype) {
+    case PERI_F64: return ((const double *)p)[i];
+    case PERI_F16: return (double)k_f16_to_f32(((const uint16_t *)p)[i]);
+    case PERI_BF16: return (double)k_bf16_to_f32(((const uint16_t *)p)[i]);
+    default: return (double)((const float *)p)[i];
+    }
 }
 
 static void ref_put(void *p, int64_t i, int32_t dtype, double x)
 {
-    if (dtype == PERI_F32) ((float *)p)[i] = (float)x;
-    else ((double *)p)[i] = x;
+    switch (dtype) {
+    case PERI_F64: ((double *)p)[i] = x; break;
+    case PERI_F16: ((uint16_t *)p)[i] = k_f32_to_f16((float)x); break;
+    case PERI_BF16: ((uint16_t *)p)[i] = k_f32_to_bf16((float)x); break;
+    default: ((float *)p)[i] = (float)x; break;
+    }
 }
+
+/** The dtype of sums and biases beside numbers of @dtype. */
+static int32_t ref_wide(int32_t dtype) { return dtype == PERI_F64 ? PERI_F64 : PERI_F32; }
 
 static void ref_axpy(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_axpy_args *a = args;
     for (int64_t i = begin; i < end; i++) {
         if (a->dtype == PERI_F32) ((float *)a->y)[i] += (float)a->alpha * ((const float *)a->x)[i];
-        else ((double *)a->y)[i] += a->alpha * ((const double *)a->x)[i];
+        else ref_put(a->y, i, a->dtype, ref_get(a->y, i, a->dtype) + a->alpha * ref_get(a->x, i, a->dtype));
     }
 }
 
@@ -150,7 +162,38 @@ static void ref_act_grad(const void *args, int64_t begin, int64_t end)
                 if (a->dz) ref_put(a->dz, r * a->cols + c, a->dtype, z);
                 sum += z;
             }
-            if (a->partial) ref_put(a->partial, k * a->cols + c, a->dtype, sum);
+            if (a->partial) ref_put(a->partial, k * a->cols + c, ref_wide(a->dtype), sum);
+        }
+}
+
+/* -- a layer of a cross network ---------------------------------------------------------------------------------------------------- */
+
+static void ref_cross(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_cross_args *a = args;
+    for (int64_t r = begin; r < end; r++)
+        for (int64_t c = 0; c < a->cols; c++) {
+            int64_t i = r * a->cols + c;
+            double u = ref_get(a->u, i, a->dtype) + (a->bias ? ref_get(a->bias, c, ref_wide(a->dtype)) : 0);
+            ref_put(a->y, i, a->dtype, ref_get(a->x0, i, a->dtype) * u + ref_get(a->x, i, a->dtype));
+        }
+}
+
+static void ref_cross_grad(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_cross_grad_args *a = args;
+    for (int64_t k = begin; k < end; k++)
+        for (int64_t c = 0; c < a->cols; c++) {
+            double sum = 0, bias = a->bias ? ref_get(a->bias, c, ref_wide(a->dtype)) : 0;
+            for (int64_t r = k * PERI_SUM_ROWS; r < ref_block_end(k, a->rows); r++) {
+                int64_t i = r * a->cols + c;
+                double dy = ref_get(a->dy, i, a->dtype), x0 = ref_get(a->x0, i, a->dtype), u = ref_get(a->u, i, a->dtype);
+                double before = a->add ? ref_get(a->dx0, i, a->dtype) : 0;
+                ref_put(a->du, i, a->dtype, dy * x0);
+                ref_put(a->dx0, i, a->dtype, before + dy * (u + bias) + (a->same ? dy : 0));
+                sum += ref_get(a->du, i, a->dtype);
+            }
+            if (a->partial) ref_put(a->partial, k * a->cols + c, ref_wide(a->dtype), sum);
         }
 }
 

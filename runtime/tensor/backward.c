@@ -277,18 +277,21 @@ static peri_status deliver(peri_backward *pass, peri__node *node)
     return status;
 }
 
+peri_status peri__check_version(const peri__node *node, const peri_tensor *t, uint64_t version)
+{
+    char text[128];
+    if (peri__version(t) == version) return PERI_OK;
+    return peri__fail(PERI_EINVAL,
+                      "peri_backward_step: %s needs a tensor (%s) that was changed in place after it (%llu changes); change a copy, or "
+                      "change it after the backward pass",
+                      node->name, peri__tensor_text(t, text, sizeof text), (unsigned long long)(peri__version(t) - version));
+}
+
 /** An error if a tensor that the node saved was changed in place since. */
 static peri_status check_versions(const peri__node *node)
 {
-    char text[128];
-    for (int i = 0; i < PERI_NODE_SAVED; i++) {
-        const peri_tensor *t = node->saved[i];
-        if (!t || peri__version(t) == node->version[i]) continue;
-        return peri__fail(PERI_EINVAL,
-                          "peri_backward_step: %s needs a tensor (%s) that was changed in place after it (%llu changes); change a copy, or "
-                          "change it after the backward pass",
-                          node->name, peri__tensor_text(t, text, sizeof text), (unsigned long long)(peri__version(t) - node->version[i]));
-    }
+    for (int i = 0; i < PERI_NODE_SAVED; i++)
+        if (node->saved[i]) PERI_TRY(peri__check_version(node, node->saved[i], node->version[i]));
     return PERI_OK;
 }
 

@@ -251,6 +251,9 @@ int64_t peri__hook_ask(peri__node *node);
 void peri__node_spend(peri__node *node);
 /** How often the elements of @t were changed in place. */
 static inline uint64_t peri__version(const peri_tensor *t) { return atomic_load_explicit(&t->storage->version, memory_order_relaxed); }
+/** An error that names @node if @t, which it keeps for its backward, was changed in place since it had @version. Nodes that keep tensors
+ *  elsewhere than in `saved` ask for themselves. */
+peri_status peri__check_version(const peri__node *node, const peri_tensor *t, uint64_t version);
 /** Whether two tensors have one shape. */
 bool peri__same_shape(const peri_tensor *a, const peri_tensor *b);
 /** True if input @i of @node wants a gradient. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * optim.c: optimizers of the dense part: states of every parameter, one launch per parameter and step; norms and clipping.
+ * optim.c: optimizers of the dense part: states of every parameter; norms and clipping. Parameters of one dtype and device that have taken
+ * equally many steps are updated by one launch (up to PERI_OPTIM_PARTS of them).
  */
 #include "internal.h"
 
@@ -188,52 +189,110 @@ void peri_optim_release(peri_optim *o)
     peri__free(o);
 }
 
+/* -- lists of a launch ------------------------------------------------------------------------------------------------------------- */
+
+/** Whether a part of the list lies in the memory of @t: no launch changes an element twice. */
+static bool holds(const peri_optim_list *list, const peri_tensor *t)
+{
+    const int64_t size = peri_dtype_size(t->dtype);
+    const char *data = peri__data(t), *end = data + peri__numel(t) * size;
+    for (int32_t q = 0; q < list->n; q++) {
+        const peri_optim_part *p = &list->part[q];
+        const char *w = p->w;
+        if (w < end && data < w + p->n * size) return true;
+    }
+    return false;
+}
+
 /* -- stepping ------------------------------------------------------------------------------------------------------------------ */
 
-/** Queue the update of parameter @i with its contiguous gradient @grad; the step has been counted. */
-static peri_status update(peri_optim *o, int32_t i, peri_tensor *grad)
+/** Parameters that one launch updates, and what it needs alive until it is queued. */
+typedef struct batch {
+    peri_device *device;
+    int32_t dtype;
+    int64_t steps; /* that each of them has taken, this one included */
+    int64_t range, elements; /* in all; the range counts elements, or rows */
+    peri_tensor *grads[PERI_OPTIM_PARTS]; /* owned; contiguous */
+    peri_optim_list list;
+} batch;
+
+/** Queue the update of the parameters of the batch, if there are any, and leave it empty. */
+static peri_status update(const peri_optim *o, batch *b)
 {
     const peri_optim_args *a = &o->args;
-    peri_tensor *p = o->params[i];
-    peri_device *device = peri__device(p);
-    void *w = peri__data(p), *g = peri__data(grad), *state[MAX_STATES] = {NULL};
-    int64_t n = peri__numel(p), t = o->steps[i];
-    for (int32_t s = 0; s < o->states; s++) state[s] = peri__data(o->state[i][s]);
+    int64_t n = b->range, t = b->steps;
     double decayed = a->lr / (1 + (double)(t - 1) * a->lr_decay);
+    peri_status status = PERI_OK;
+    if (b->list.n == 0) return PERI_OK;
     switch (a->kind) {
     case PERI_OPTIM_SGD: {
-        peri_k_optim_sgd_args k = {.w = w, .g = g, .momentum_buffer = state[0], .dtype = p->dtype, .maximize = a->maximize,
-                                   .nesterov = a->nesterov, .first = t == 1, .lr = a->lr, .momentum = a->momentum,
-                                   .dampening = a->dampening, .weight_decay = a->weight_decay};
-        return PERI_LAUNCH(device, optim_sgd, &k, n, PERI_ELEMENT_GRAIN);
+        peri_k_optim_sgd_args k = {.list = b->list, .dtype = b->dtype, .maximize = a->maximize, .nesterov = a->nesterov, .first = t == 1,
+                                   .lr = a->lr, .momentum = a->momentum, .dampening = a->dampening, .weight_decay = a->weight_decay};
+        status = PERI_LAUNCH(b->device, optim_sgd, &k, n, PERI_ELEMENT_GRAIN);
+        break;
     }
     case PERI_OPTIM_ADAGRAD: {
-        peri_k_optim_adagrad_args k = {.w = w, .g = g, .sum = state[0], .dtype = p->dtype, .maximize = a->maximize, .lr = decayed,
+        peri_k_optim_adagrad_args k = {.list = b->list, .dtype = b->dtype, .maximize = a->maximize, .lr = decayed,
                                        .weight_decay = a->weight_decay, .eps = a->eps};
-        return PERI_LAUNCH(device, optim_adagrad, &k, n, PERI_ELEMENT_GRAIN);
+        status = PERI_LAUNCH(b->device, optim_adagrad, &k, n, PERI_ELEMENT_GRAIN);
+        break;
     }
     case PERI_OPTIM_ADAM:
     case PERI_OPTIM_ADAMW: {
-        peri_k_optim_adam_args k = {.w = w, .g = g, .m = state[0], .v = state[1], .most = state[2], .dtype = p->dtype,
-                                    .maximize = a->maximize, .decoupled = a->kind == PERI_OPTIM_ADAMW, .lr = a->lr, .beta1 = a->beta1,
-                                    .beta2 = a->beta2, .eps = a->eps, .weight_decay = a->weight_decay,
+        peri_k_optim_adam_args k = {.list = b->list, .dtype = b->dtype, .maximize = a->maximize, .decoupled = a->kind == PERI_OPTIM_ADAMW,
+                                    .lr = a->lr, .beta1 = a->beta1, .beta2 = a->beta2, .eps = a->eps, .weight_decay = a->weight_decay,
                                     .step_size = a->lr / (1 - pow(a->beta1, (double)t)), .root = sqrt(1 - pow(a->beta2, (double)t))};
-        return PERI_LAUNCH(device, optim_adam, &k, n, PERI_ELEMENT_GRAIN);
+        status = PERI_LAUNCH(b->device, optim_adam, &k, n, PERI_ELEMENT_GRAIN);
+        break;
     }
     case PERI_OPTIM_RMSPROP: {
-        peri_k_optim_rmsprop_args k = {.w = w, .g = g, .v = state[0], .average = a->centered ? state[1] : NULL,
-                                       .momentum_buffer = o->states > 1 + a->centered ? state[o->states - 1] : NULL, .dtype = p->dtype,
-                                       .maximize = a->maximize, .lr = a->lr, .alpha = a->alpha, .eps = a->eps,
-                                       .weight_decay = a->weight_decay, .momentum = a->momentum};
-        return PERI_LAUNCH(device, optim_rmsprop, &k, n, PERI_ELEMENT_GRAIN);
+        peri_k_optim_rmsprop_args k = {.list = b->list, .dtype = b->dtype, .maximize = a->maximize, .lr = a->lr, .alpha = a->alpha,
+                                       .eps = a->eps, .weight_decay = a->weight_decay, .momentum = a->momentum};
+        status = PERI_LAUNCH(b->device, optim_rmsprop, &k, n, PERI_ELEMENT_GRAIN);
+        break;
     }
     default: {
-        int64_t rows = p->shape[0], cols = rows ? n / rows : 0;
-        peri_k_optim_rowwise_adagrad_args k = {.w = w, .g = g, .sum = state[0], .dtype = p->dtype, .maximize = a->maximize, .cols = cols,
-                                               .lr = decayed, .weight_decay = a->weight_decay, .eps = a->eps};
-        return PERI_LAUNCH(device, optim_rowwise_adagrad, &k, rows, peri__ceil_div(PERI_ELEMENT_GRAIN, peri__max(cols, 1)));
+        peri_k_optim_rowwise_adagrad_args k = {.list = b->list, .dtype = b->dtype, .maximize = a->maximize, .lr = decayed,
+                                               .weight_decay = a->weight_decay, .eps = a->eps};
+        int64_t cols = b->elements / peri__max(n, 1); /* on average */
+        status = PERI_LAUNCH(b->device, optim_rowwise_adagrad, &k, n, peri__ceil_div(PERI_ELEMENT_GRAIN, peri__max(cols, 1)));
+        break;
     }
     }
+    while (b->list.n > 0) peri_tensor_release(b->grads[--b->list.n]);
+    b->range = b->elements = 0;
+    return status;
+}
+
+/** Where the states of parameter @i go in the list of a launch: RMSprop's place there does not depend on the options. */
+static void fill_states(const peri_optim *o, int32_t i, peri_optim_part *part)
+{
+    for (int32_t s = 0; s < o->states; s++) {
+        int32_t place = o->args.kind != PERI_OPTIM_RMSPROP || s == 0 ? s : s == 1 && o->args.centered ? 1 : 2;
+        part->state[place] = peri__data(o->state[i][s]);
+    }
+}
+
+/** Add parameter @i to the batch; what is in it is queued first where both do not fit into one launch. */
+static peri_status add(peri_optim *o, int32_t i, batch *b)
+{
+    peri_tensor *p = o->params[i], *grad;
+    int64_t t = o->steps[i] + 1, rows = o->args.kind == PERI_OPTIM_ROWWISE_ADAGRAD ? p->shape[0] : peri__numel(p);
+    bool fits = b->list.n < PERI_OPTIM_PARTS && b->device == peri__device(p) && b->dtype == p->dtype && b->steps == t;
+    if (!fits || holds(&b->list, p)) PERI_TRY(update(o, b));
+    PERI_TRY(peri__contiguous_of(p->grad, &grad));
+    o->steps[i] = t;
+    peri__changed(p);
+    b->device = peri__device(p);
+    b->dtype = p->dtype;
+    b->steps = t;
+    b->range += rows;
+    b->elements += peri__numel(p);
+    b->grads[b->list.n] = grad;
+    b->list.part[b->list.n] = (peri_optim_part){.w = peri__data(p), .g = peri__data(grad), .end = b->range,
+                                                .n = peri__numel(p)};
+    fill_states(o, i, &b->list.part[b->list.n++]);
+    return PERI_OK;
 }
 
 peri_status peri_optim_step(peri_optim *o)
@@ -245,17 +304,12 @@ peri_status peri_optim_step(peri_optim *o)
     PERI_NEED(o);
     for (int32_t i = 0; i < o->n; i++)
         if (o->params[i]->grad) PERI_TRY(PERI_NEED_WORK("peri_optim_step", peri__device(o->params[i]), kernels[o->args.kind]));
-    for (int32_t i = 0; i < o->n; i++) {
-        if (!o->params[i]->grad) continue;
-        peri_tensor *grad;
-        PERI_TRY(peri__contiguous_of(o->params[i]->grad, &grad));
-        o->steps[i]++;
-        peri__changed(o->params[i]);
-        peri_status status = update(o, i, grad);
-        peri_tensor_release(grad);
-        PERI_TRY(status);
-    }
-    return PERI_OK;
+    batch b = {.list.n = 0};
+    peri_status status = PERI_OK, last;
+    for (int32_t i = 0; i < o->n && status >= 0; i++)
+        if (o->params[i]->grad) status = add(o, i, &b);
+    last = update(o, &b); /* after an error, too: the steps of these parameters have been counted */
+    return status < 0 ? status : last;
 }
 
 peri_status peri_optim_zero_grad(peri_optim *o)
@@ -351,6 +405,25 @@ static peri_status gradients(const char *function, peri_tensor *const *params, i
     return PERI_OK;
 }
 
+/** The next gradients that one launch can take: those of parameters from number @at on, of one dtype. Units of the list are blocks of
+ *  @block elements. Returns the number of the parameter after them; -1: there are none. */
+static int32_t list_gradients(peri_tensor *const *params, int32_t n, int32_t at, int64_t block, peri_optim_list *list, int32_t *dtype)
+{
+    int64_t end = 0;
+    list->n = 0;
+    for (; at < n && list->n < PERI_OPTIM_PARTS; at++) {
+        const peri_tensor *grad = params[at]->grad;
+        if (!grad) continue;
+        if (list->n > 0 && (grad->dtype != *dtype || holds(list, grad))) break;
+        *dtype = grad->dtype;
+        end += peri__ceil_div(peri__numel(grad), block);
+        list->part[list->n++] = (peri_optim_part){.w = peri__data(grad), .end = end, .n = peri__numel(grad)};
+    }
+    return list->n > 0 ? at : -1;
+}
+
+static int64_t range_of(const peri_optim_list *list) { return list->part[list->n - 1].end; }
+
 peri_status peri_grad_norm_power(peri_tensor *const *params, int32_t n, double p, peri_tensor **out)
 {
     if (n > 0) PERI_NEED(params);
@@ -362,20 +435,18 @@ peri_status peri_grad_norm_power(peri_tensor *const *params, int32_t n, double p
         if (n > 0) return peri_tensor_full(peri__device(params[0]), PERI_F64, 0, NULL, 0, out);
         return peri__fail(PERI_EINVAL, "peri_grad_norm_power: no parameters");
     }
-    int64_t blocks = 0, at = 0;
+    int64_t blocks = 0, done = 0;
     for (int32_t i = 0; i < n; i++)
         if (params[i]->grad) blocks += peri__ceil_div(peri__numel(params[i]), PERI_NORM_BLOCK);
     peri_tensor *partial, *sum = NULL;
     PERI_TRY(peri_tensor_new(device, PERI_F64, 1, &blocks, &partial));
     peri_status status;
     PERI_TRY_GOTO(peri_tensor_new(device, PERI_F64, 0, NULL, &sum), out);
-    for (int32_t i = 0; i < n; i++) {
-        if (!params[i]->grad) continue;
-        int64_t size = peri__numel(params[i]), own = peri__ceil_div(size, PERI_NORM_BLOCK);
-        peri_k_norm_partial_args args = {.partial = (double *)peri__data(partial) + at, .x = peri__data(params[i]->grad),
-                                         .dtype = params[i]->dtype, .n = size, .p = p};
-        PERI_TRY_GOTO(PERI_LAUNCH(device, norm_partial, &args, own, PERI_ELEMENT_GRAIN / PERI_NORM_BLOCK), out);
-        at += own;
+    peri_k_norm_partial_args args = {.p = p};
+    for (int32_t at = 0; (at = list_gradients(params, n, at, PERI_NORM_BLOCK, &args.list, &args.dtype)) >= 0;) {
+        args.partial = (double *)peri__data(partial) + done;
+        PERI_TRY_GOTO(PERI_LAUNCH(device, norm_partial, &args, range_of(&args.list), PERI_ELEMENT_GRAIN / PERI_NORM_BLOCK), out);
+        done += range_of(&args.list);
     }
     peri_k_norm_finish_args last = {.out = peri__data(sum), .partial = peri__data(partial), .count = blocks, .p = p};
     status = PERI_RUN(device, norm_finish, &last);
@@ -407,12 +478,9 @@ peri_status peri_grad_clip_norm(peri_tensor *const *params, int32_t n, peri_tens
     PERI_TRY(gradients("peri_grad_clip_norm", params, n, &device));
     if (device && device != peri__device(norm))
         return peri__fail(PERI_EINVAL, "peri_grad_clip_norm: gradients on %s, their norm on %s", device->name, peri__device(norm)->name);
-    for (int32_t i = 0; i < n; i++) {
-        if (!params[i]->grad) continue;
-        peri_k_clip_norm_args args = {
-            .x = peri__data(params[i]->grad), .norm = peri__data(norm), .dtype = params[i]->dtype, .limit = limit};
-        PERI_TRY(PERI_LAUNCH(device, clip_norm, &args, peri__numel(params[i]), PERI_ELEMENT_GRAIN));
-    }
+    peri_k_clip_norm_args args = {.norm = peri__data(norm), .limit = limit};
+    for (int32_t at = 0; (at = list_gradients(params, n, at, 1, &args.list, &args.dtype)) >= 0;)
+        PERI_TRY(PERI_LAUNCH(device, clip_norm, &args, range_of(&args.list), PERI_ELEMENT_GRAIN));
     return PERI_OK;
 }
 
@@ -422,10 +490,8 @@ peri_status peri_grad_clip_value(peri_tensor *const *params, int32_t n, double l
     peri_device *device;
     if (!(limit > 0)) return peri__fail(PERI_EINVAL, "peri_grad_clip_value: limit %g, allowed: above 0", limit);
     PERI_TRY(gradients("peri_grad_clip_value", params, n, &device));
-    for (int32_t i = 0; i < n; i++) {
-        if (!params[i]->grad) continue;
-        peri_k_clip_value_args args = {.x = peri__data(params[i]->grad), .dtype = params[i]->dtype, .limit = limit};
-        PERI_TRY(PERI_LAUNCH(device, clip_value, &args, peri__numel(params[i]), PERI_ELEMENT_GRAIN));
-    }
+    peri_k_clip_value_args args = {.limit = limit};
+    for (int32_t at = 0; (at = list_gradients(params, n, at, 1, &args.list, &args.dtype)) >= 0;)
+        PERI_TRY(PERI_LAUNCH(device, clip_value, &args, range_of(&args.list), PERI_ELEMENT_GRAIN));
     return PERI_OK;
 }

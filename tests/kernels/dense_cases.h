@@ -7,11 +7,12 @@
 #define PERI_TESTS_DENSE_CASES_H
 
 #include "kernels/kernels.h"
+#include "kernels/ref/number.h"
 
 #include <math.h>
 #include <stdlib.h>
 
-enum { DENSE_OUTS = 4, DENSE_ARGS = 512, DENSE_INPUTS = 12 };
+enum { DENSE_OUTS = 12, DENSE_ARGS = 4096, DENSE_INPUTS = 24 };
 
 /** An array that a kernel writes: where its pointer lies in the arguments, how many elements, of which type. */
 typedef struct dense_out {
@@ -28,7 +29,7 @@ typedef struct dense_case {
     int64_t range;
     dense_out out[DENSE_OUTS];
     int32_t outs;
-    double tolerance; /* of f32 results: tolerance * (1 + |want|) */
+    double tolerance; /* of f32 results: tolerance * (1 + |want|); of f16 and bf16 those of their rounding besides */
     void *input[DENSE_INPUTS]; /* owned */
     int32_t inputs;
     uint64_t seed;
@@ -37,19 +38,30 @@ typedef struct dense_case {
 /** Receives each case; it is released afterwards. */
 typedef void (*dense_visit)(dense_case *c, void *ctx);
 
-static inline int64_t dense_size(int32_t dtype) { return dtype == PERI_F32 ? 4 : 8; }
+static inline int64_t dense_size(int32_t dtype) { return dtype == PERI_F64 ? 8 : dtype == PERI_F32 ? 4 : 2; }
+/** The dtype of biases and sums beside numbers of @dtype. */
+static inline int32_t dense_wide(int32_t dtype) { return dtype == PERI_F64 ? PERI_F64 : PERI_F32; }
+/** How much further apart two roundings to @dtype may be than two results in f32: a unit in the last place. */
+static inline double dense_unit(int32_t dtype) { return dtype == PERI_F16 ? 0x1p-10 : dtype == PERI_BF16 ? 0x1p-7 : 0; }
 
-/** @n numbers in [low, high), off by one element from any alignment. */
+/** Whether arrays begin at multiples of 16 bytes, or one element behind. */
+static bool dense_aligned;
+
+/** Where an array begins in its memory. */
+static inline char *dense_place(char *p, int32_t dtype) { return dense_aligned ? p + (-(uintptr_t)p & 15) : p + dense_size(dtype); }
+
+/** @n numbers in [low, high). */
 static inline void *dense_numbers(dense_case *c, int64_t n, int32_t dtype, double low, double high)
 {
-    char *p = malloc((size_t)((n + 1) * dense_size(dtype)));
+    char *p = malloc((size_t)((n + 1) * dense_size(dtype)) + (dense_aligned ? 16 : 0));
     c->input[c->inputs++] = p;
-    p += dense_size(dtype);
+    p = dense_place(p, dtype);
     for (int64_t i = 0; i < n; i++) {
         c->seed = c->seed * 6364136223846793005u + 1442695040888963407u;
         double x = low + (high - low) * (double)(c->seed >> 40) * 0x1p-24;
         if (dtype == PERI_F32) ((float *)p)[i] = (float)x;
-        else ((double *)p)[i] = x;
+        else if (dtype == PERI_F64) ((double *)p)[i] = x;
+        else ((uint16_t *)p)[i] = dtype == PERI_F16 ? k_f32_to_f16((float)x) : k_f32_to_bf16((float)x);
     }
     return p;
 }
@@ -62,8 +74,15 @@ static inline void dense_add_out(dense_case *c, size_t slot, int64_t n, int32_t 
 static inline dense_case dense_begin(const char *name, int32_t kernel, int32_t dtype, int64_t a, int64_t b)
 {
     dense_case c = {.kernel = kernel, .tolerance = 2e-6, .seed = 12345 + (uint64_t)kernel};
-    snprintf(c.name, sizeof c.name, "%s %s %lld x %lld", name, dtype == PERI_F32 ? "f32" : "f64", (long long)a, (long long)b);
+    snprintf(c.name, sizeof c.name, "%s %s %lld x %lld", name,
+             dtype == PERI_F32 ? "f32" : dtype == PERI_F64 ? "f64" : dtype == PERI_F16 ? "f16" : "bf16", (long long)a, (long long)b);
     return c;
+}
+
+/** A case that is not wanted after all. */
+static inline void dense_drop(dense_case *c)
+{
+    for (int32_t i = 0; i < c->inputs; i++) free(c->input[i]);
 }
 
 static inline void dense_end(dense_case *c, const void *args, size_t size, int64_t range, dense_visit visit, void *ctx)
@@ -71,7 +90,7 @@ static inline void dense_end(dense_case *c, const void *args, size_t size, int64
     memcpy(c->args, args, size);
     c->range = range;
     visit(c, ctx);
-    for (int32_t i = 0; i < c->inputs; i++) free(c->input[i]);
+    dense_drop(c);
 }
 
 #define DENSE_OUT(c, type, field, n, dtype, initial) dense_add_out((c), offsetof(type, field), (n), (dtype), (initial))
@@ -104,6 +123,7 @@ static inline void dense_elementwise(int64_t n, int32_t dtype, dense_visit visit
                             .c = dense_numbers(&c, n, dtype, -1, 1), .dtype = dtype, .scale = 0.5};
     DENSE_OUT(&c, peri_k_muladd_args, dst, n, dtype, NULL);
     dense_end(&c, &m, sizeof m, n, visit, ctx);
+    if (dense_unit(dtype) > 0) return;
     c = dense_begin("dropout", PERI_K_dropout, dtype, n, 1);
     peri_k_dropout_args d = {.x = dense_numbers(&c, n, dtype, -1, 1), .dtype = dtype, .threshold = 1u << 30, .seed = 7,
                              .random_stream = 1ull << 40, .offset = 5, .scale = 4.0 / 3};
@@ -160,9 +180,30 @@ static inline void dense_rows(int64_t rows, int64_t cols, int32_t dtype, dense_v
             peri_k_act_grad_args g = {.dy = dense_numbers(&c, rows * (cols + 3), dtype, -1, 1), .y = dense_numbers(&c, n, dtype, low, 2),
                                       .dtype = dtype, .act = act, .rows = rows, .cols = cols, .dy_stride = cols + 3};
             DENSE_OUT(&c, peri_k_act_grad_args, dz, n, dtype, NULL);
-            if (bias) DENSE_OUT(&c, peri_k_act_grad_args, partial, blocks * cols, dtype, NULL);
+            if (bias) DENSE_OUT(&c, peri_k_act_grad_args, partial, blocks * cols, dense_wide(dtype), NULL);
+            if (dense_unit(dtype) > 0) c.tolerance = 64 * dense_unit(dtype); /* sums of z, before or after it is rounded */
             dense_end(&c, &g, sizeof g, blocks, visit, ctx);
         }
+    for (int32_t flags = 0; flags < 8; flags++) {
+        bool bias = flags & 1;
+        c = dense_begin(bias ? "cross" : "cross without bias", PERI_K_cross, dtype, rows, cols);
+        peri_k_cross_args f = {.x0 = dense_numbers(&c, n, dtype, -1, 1), .u = dense_numbers(&c, n, dtype, -1, 1),
+                               .bias = bias ? dense_numbers(&c, cols, dense_wide(dtype), -1, 1) : NULL,
+                               .x = dense_numbers(&c, n, dtype, -1, 1), .dtype = dtype, .cols = cols};
+        DENSE_OUT(&c, peri_k_cross_args, y, n, dtype, NULL);
+        if (flags < 2) dense_end(&c, &f, sizeof f, rows, visit, ctx);
+        else dense_drop(&c);
+        c = dense_begin(flags & 2 ? "cross_grad, added" : "cross_grad", PERI_K_cross_grad, dtype, rows, cols);
+        peri_k_cross_grad_args g = {.dy = dense_numbers(&c, n, dtype, -1, 1), .x0 = dense_numbers(&c, n, dtype, -1, 1),
+                                    .u = dense_numbers(&c, n, dtype, -1, 1),
+                                    .bias = bias ? dense_numbers(&c, cols, dense_wide(dtype), -1, 1) : NULL, .dtype = dtype,
+                                    .add = flags & 2, .same = flags & 4, .rows = rows, .cols = cols};
+        DENSE_OUT(&c, peri_k_cross_grad_args, du, n, dtype, NULL);
+        DENSE_OUT(&c, peri_k_cross_grad_args, dx0, n, dtype, flags & 2 ? dense_numbers(&c, n, dtype, -1, 1) : NULL);
+        if (bias) DENSE_OUT(&c, peri_k_cross_grad_args, partial, blocks * cols, dense_wide(dtype), NULL);
+        dense_end(&c, &g, sizeof g, blocks, visit, ctx);
+    }
+    if (dense_unit(dtype) > 0) return;
     for (int32_t affine = 0; affine < 2; affine++) {
         if (cols == 0) break;
         c = dense_begin("layer_norm", PERI_K_layer_norm, dtype, rows, cols);
@@ -257,60 +298,100 @@ static inline void dense_interaction(int64_t batch, int64_t features, int64_t di
 
 /* -- optimizers --------------------------------------------------------------------------------------------------------------------- */
 
-/** Parameters and two states of n elements are made fresh for each optimizer; the options are bits of @options. */
+/** A launch has three parameters: one of n elements, one of 5, and one of n + 2. Each optimizer gets fresh ones; the options are bits of
+ *  @options. */
+enum { DENSE_PARTS = 3 };
+
+static inline int64_t dense_part(int32_t q, int64_t n) { return q == 0 ? n : q == 1 ? 5 : n + 2; }
+
+/** Fill the list of @args, at @list in it: gradients, and as outputs the parameters and `states` (a bit each) states, in [low, 1). Returns
+ *  the range. */
+static inline int64_t dense_list(dense_case *c, char *args, size_t list, int64_t n, int32_t dtype, bool gradients, int32_t states, double low)
+{
+    peri_optim_list *l = (peri_optim_list *)(void *)(args + list);
+    int64_t end = 0;
+    l->n = DENSE_PARTS;
+    for (int32_t q = 0; q < DENSE_PARTS; q++) {
+        const size_t at = list + offsetof(peri_optim_list, part) + (size_t)q * sizeof(peri_optim_part);
+        const int64_t size = dense_part(q, n);
+        l->part[q] = (peri_optim_part){.g = gradients ? dense_numbers(c, size, dtype, -1, 1) : NULL, .end = end += size, .n = size};
+        dense_add_out(c, at + offsetof(peri_optim_part, w), size, dtype, dense_numbers(c, size, dtype, -1, 1));
+        for (int32_t s = 0; s < 3; s++)
+            if (states >> s & 1)
+                dense_add_out(c, at + offsetof(peri_optim_part, state) + (size_t)s * sizeof(void *), size, dtype,
+                              dense_numbers(c, size, dtype, low, 1));
+    }
+    return end;
+}
+#define DENSE_LIST(c, args, n, dtype, gradients, states, low) \
+    dense_list((c), (char *)&(args), (size_t)((char *)&(args).list - (char *)&(args)), (n), (dtype), (gradients), (states), (low))
+
 static inline void dense_optimizers(int64_t n, int32_t dtype, int32_t options, dense_visit visit, void *ctx)
 {
     bool one = options & 1, two = options & 2, maximize = options & 4;
     double decay = options & 8 ? 0.1 : 0;
     dense_case c = dense_begin("sgd", PERI_K_optim_sgd, dtype, n, options);
-    peri_k_optim_sgd_args sgd = {.g = dense_numbers(&c, n, dtype, -1, 1), .dtype = dtype, .maximize = maximize, .nesterov = two,
-                                 .first = false,
-                                 .lr = 0.1, .momentum = 0.9, .dampening = two ? 0 : 0.2, .weight_decay = decay};
-    DENSE_OUT(&c, peri_k_optim_sgd_args, w, n, dtype, dense_numbers(&c, n, dtype, -1, 1));
-    if (one) DENSE_OUT(&c, peri_k_optim_sgd_args, momentum_buffer, n, dtype, dense_numbers(&c, n, dtype, -1, 1));
-    dense_end(&c, &sgd, sizeof sgd, n, visit, ctx);
+    peri_k_optim_sgd_args sgd = {.dtype = dtype, .maximize = maximize, .nesterov = two, .first = false, .lr = 0.1, .momentum = 0.9,
+                                 .dampening = two ? 0 : 0.2, .weight_decay = decay};
+    int64_t range = DENSE_LIST(&c, sgd, n, dtype, true, one, -1);
+    dense_end(&c, &sgd, sizeof sgd, range, visit, ctx);
     c = dense_begin("adagrad", PERI_K_optim_adagrad, dtype, n, options);
-    peri_k_optim_adagrad_args adagrad = {.g = dense_numbers(&c, n, dtype, -1, 1), .dtype = dtype, .maximize = maximize, .lr = 0.1,
-                                         .weight_decay = decay, .eps = 1e-3};
-    DENSE_OUT(&c, peri_k_optim_adagrad_args, w, n, dtype, dense_numbers(&c, n, dtype, -1, 1));
-    DENSE_OUT(&c, peri_k_optim_adagrad_args, sum, n, dtype, dense_numbers(&c, n, dtype, 0, 1));
-    dense_end(&c, &adagrad, sizeof adagrad, n, visit, ctx);
+    peri_k_optim_adagrad_args adagrad = {.dtype = dtype, .maximize = maximize, .lr = 0.1, .weight_decay = decay, .eps = 1e-3};
+    range = DENSE_LIST(&c, adagrad, n, dtype, true, 1, 0);
+    dense_end(&c, &adagrad, sizeof adagrad, range, visit, ctx);
     c = dense_begin("adam", PERI_K_optim_adam, dtype, n, options);
-    peri_k_optim_adam_args adam = {.g = dense_numbers(&c, n, dtype, -1, 1), .dtype = dtype, .maximize = maximize, .decoupled = two,
-                                   .lr = 0.1,
-                                   .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-3, .weight_decay = decay, .step_size = 0.2, .root = 0.3};
-    DENSE_OUT(&c, peri_k_optim_adam_args, w, n, dtype, dense_numbers(&c, n, dtype, -1, 1));
-    DENSE_OUT(&c, peri_k_optim_adam_args, m, n, dtype, dense_numbers(&c, n, dtype, -1, 1));
-    DENSE_OUT(&c, peri_k_optim_adam_args, v, n, dtype, dense_numbers(&c, n, dtype, 0, 1));
-    if (one) DENSE_OUT(&c, peri_k_optim_adam_args, most, n, dtype, dense_numbers(&c, n, dtype, 0, 1));
-    dense_end(&c, &adam, sizeof adam, n, visit, ctx);
+    peri_k_optim_adam_args adam = {.dtype = dtype, .maximize = maximize, .decoupled = two, .lr = 0.1, .beta1 = 0.9, .beta2 = 0.99,
+                                   .eps = 1e-3, .weight_decay = decay, .step_size = 0.2, .root = 0.3};
+    range = DENSE_LIST(&c, adam, n, dtype, true, one ? 7 : 3, 0);
+    dense_end(&c, &adam, sizeof adam, range, visit, ctx);
     c = dense_begin("rmsprop", PERI_K_optim_rmsprop, dtype, n, options);
-    peri_k_optim_rmsprop_args rms = {.g = dense_numbers(&c, n, dtype, -1, 1), .dtype = dtype, .maximize = maximize, .lr = 0.1, .alpha = 0.9,
-                                     .eps = 1e-2, .weight_decay = decay, .momentum = 0.9};
-    DENSE_OUT(&c, peri_k_optim_rmsprop_args, w, n, dtype, dense_numbers(&c, n, dtype, -1, 1));
-    DENSE_OUT(&c, peri_k_optim_rmsprop_args, v, n, dtype, dense_numbers(&c, n, dtype, 0.5, 1));
-    if (one) DENSE_OUT(&c, peri_k_optim_rmsprop_args, average, n, dtype, dense_numbers(&c, n, dtype, -0.3, 0.3));
-    if (two) DENSE_OUT(&c, peri_k_optim_rmsprop_args, momentum_buffer, n, dtype, dense_numbers(&c, n, dtype, -1, 1));
-    c.tolerance = 1e-5;
-    dense_end(&c, &rms, sizeof rms, n, visit, ctx);
-}
-
-static inline void dense_norms(int64_t n, int32_t dtype, double p, dense_visit visit, void *ctx)
-{
-    int64_t blocks = (n + PERI_NORM_BLOCK - 1) / PERI_NORM_BLOCK;
-    dense_case c = dense_begin("norm", PERI_K_norm_partial, dtype, n, isinf(p) ? -1 : (int64_t)p);
-    peri_k_norm_partial_args a = {.x = dense_numbers(&c, n, dtype, -1, 1), .dtype = dtype, .n = n, .p = p};
-    DENSE_OUT(&c, peri_k_norm_partial_args, partial, blocks, PERI_F64, NULL);
-    dense_end(&c, &a, sizeof a, blocks, visit, ctx);
+    peri_k_optim_rmsprop_args rms = {.dtype = dtype, .maximize = maximize, .lr = 0.1, .alpha = 0.9, .eps = 1e-2, .weight_decay = decay,
+                                     .momentum = 0.9};
+    range = DENSE_LIST(&c, rms, n, dtype, true, 1 + 2 * one + 4 * two, 0.5);
+    c.tolerance = one ? 1e-4 : 1e-5; /* centered: the difference of two squares */
+    dense_end(&c, &rms, sizeof rms, range, visit, ctx);
     c = dense_begin("clip_norm", PERI_K_clip_norm, dtype, n, 1);
     double norm = 3;
     peri_k_clip_norm_args k = {.norm = &norm, .dtype = dtype, .limit = 1};
-    DENSE_OUT(&c, peri_k_clip_norm_args, x, n, dtype, dense_numbers(&c, n, dtype, -1, 1));
-    dense_end(&c, &k, sizeof k, n, visit, ctx);
+    range = DENSE_LIST(&c, k, n, dtype, false, 0, 0);
+    dense_end(&c, &k, sizeof k, range, visit, ctx);
     c = dense_begin("clip_value", PERI_K_clip_value, dtype, n, 1);
     peri_k_clip_value_args v = {.dtype = dtype, .limit = 0.25};
-    DENSE_OUT(&c, peri_k_clip_value_args, x, n, dtype, dense_numbers(&c, n, dtype, -1, 1));
-    dense_end(&c, &v, sizeof v, n, visit, ctx);
+    range = DENSE_LIST(&c, v, n, dtype, false, 0, 0);
+    dense_end(&c, &v, sizeof v, range, visit, ctx);
+}
+
+/** Rows of @cols numbers: 3, none, and 5 of them. */
+static inline void dense_rowwise(int64_t cols, int32_t dtype, bool maximize, dense_visit visit, void *ctx)
+{
+    static const int64_t rows[DENSE_PARTS] = {3, 0, 5};
+    dense_case c = dense_begin("rowwise_adagrad", PERI_K_optim_rowwise_adagrad, dtype, 8, cols);
+    peri_k_optim_rowwise_adagrad_args a = {.dtype = dtype, .maximize = maximize, .lr = 0.1, .weight_decay = maximize ? 0.1 : 0, .eps = 1e-3,
+                                           .list.n = DENSE_PARTS};
+    int64_t end = 0;
+    for (int32_t q = 0; q < DENSE_PARTS; q++) {
+        const size_t at = offsetof(peri_k_optim_rowwise_adagrad_args, list.part) + (size_t)q * sizeof(peri_optim_part);
+        int64_t n = rows[q] * cols;
+        a.list.part[q] = (peri_optim_part){.g = dense_numbers(&c, n, dtype, -1, 1), .end = end += rows[q], .n = n};
+        dense_add_out(&c, at + offsetof(peri_optim_part, w), n, dtype, dense_numbers(&c, n, dtype, -1, 1));
+        dense_add_out(&c, at + offsetof(peri_optim_part, state), rows[q], dtype, dense_numbers(&c, rows[q], dtype, 0, 1));
+    }
+    dense_end(&c, &a, sizeof a, end, visit, ctx);
+}
+
+/** Norms of two arrays, of n and n + 3 numbers. */
+static inline void dense_norms(int64_t n, int32_t dtype, double p, dense_visit visit, void *ctx)
+{
+    dense_case c = dense_begin("norm", PERI_K_norm_partial, dtype, n, isinf(p) ? -1 : (int64_t)p);
+    peri_k_norm_partial_args a = {.dtype = dtype, .p = p, .list.n = 2};
+    int64_t end = 0;
+    for (int32_t q = 0; q < 2; q++) {
+        int64_t size = n + 3 * q;
+        end += (size + PERI_NORM_BLOCK - 1) / PERI_NORM_BLOCK;
+        a.list.part[q] = (peri_optim_part){.w = dense_numbers(&c, size, dtype, -1, 1), .end = end, .n = size};
+    }
+    DENSE_OUT(&c, peri_k_norm_partial_args, partial, end, PERI_F64, NULL);
+    dense_end(&c, &a, sizeof a, end, visit, ctx);
 }
 
 #endif

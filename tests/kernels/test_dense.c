@@ -13,50 +13,55 @@ static int64_t cases;
 
 enum { GUARD = 64 }; /* bytes in front of each output, which must not change; behind it is a closed page (tests/harness/fence.c) */
 
-/** Run a case on one instruction set; @results[i] gets output i (guards included, to be freed). */
+/** Where output i of a case begins in its memory. */
+static char *output(const dense_case *c, int32_t i, char *memory) { return dense_place(memory + GUARD, c->out[i].dtype); }
+
+static size_t output_bytes(const dense_case *c, int32_t i) { return (size_t)(c->out[i].n * dense_size(c->out[i].dtype)); }
+
+/** Run a case on one instruction set; @results[i] gets the memory of output i (to be freed). */
 static void run_case(const dense_case *c, const peri_kernels *k, int split, char **results)
 {
     _Alignas(16) char args[DENSE_ARGS];
     memcpy(args, c->args, sizeof args);
     for (int32_t i = 0; i < c->outs; i++) {
         const dense_out *o = &c->out[i];
-        size_t element = (size_t)dense_size(o->dtype), bytes = (size_t)o->n * element;
-        char *p = malloc(GUARD + element + bytes);
-        memset(p, 0xa5, GUARD + element + bytes);
-        char *data = p + GUARD + element; /* unaligned by one element */
-        if (o->initial) memcpy(data, o->initial, bytes);
+        size_t bytes = GUARD + (dense_aligned ? 16 : (size_t)dense_size(o->dtype)) + output_bytes(c, i);
+        results[i] = malloc(bytes);
+        memset(results[i], 0xa5, bytes);
+        char *data = output(c, i, results[i]);
+        if (o->initial) memcpy(data, o->initial, output_bytes(c, i));
         memcpy(args + o->slot, &data, sizeof data);
-        results[i] = p;
     }
     run(k, c->kernel, args, c->range, split);
-    for (int32_t i = 0; i < c->outs; i++) {
-        size_t element = (size_t)dense_size(c->out[i].dtype);
-        for (size_t b = 0; b < GUARD + element; b++)
-            if ((unsigned char)results[i][b] != 0xa5) fail_msg("%s, %s: output %d: written in front of it", c->name, k->isa, i);
-    }
+    for (int32_t i = 0; i < c->outs; i++)
+        for (const char *p = results[i]; p < output(c, i, results[i]); p++)
+            if (*(const unsigned char *)p != 0xa5) fail_msg("%s, %s: output %d: written in front of it", c->name, k->isa, i);
 }
 
-static double element_at(const dense_case *c, int32_t i, const char *result, int64_t e)
+static double element_at(const dense_case *c, int32_t i, char *result, int64_t e)
 {
-    const char *data = result + GUARD + dense_size(c->out[i].dtype);
+    const char *data = output(c, i, result);
+    uint16_t half;
     double x;
     float f;
-    if (c->out[i].dtype == PERI_F64) {
-        memcpy(&x, data + 8 * e, 8);
-        return x;
+    switch (c->out[i].dtype) {
+    case PERI_F64: memcpy(&x, data + 8 * e, 8); return x;
+    case PERI_F32: memcpy(&f, data + 4 * e, 4); return f;
+    case PERI_F16: memcpy(&half, data + 2 * e, 2); return k_f16_to_f32(half);
+    default: memcpy(&half, data + 2 * e, 2); return k_bf16_to_f32(half);
     }
-    memcpy(&f, data + 4 * e, 4);
-    return f;
 }
 
 static void compare(const dense_case *c, const char *isa, char *const *want, char *const *got)
 {
-    for (int32_t i = 0; i < c->outs; i++)
+    for (int32_t i = 0; i < c->outs; i++) {
+        const double tolerance = c->tolerance + dense_unit(c->out[i].dtype);
         for (int64_t e = 0; e < c->out[i].n; e++) {
             double w = element_at(c, i, want[i], e), g = element_at(c, i, got[i], e), diff = fabs(w - g);
-            if (!(w == g || (isnan(w) && isnan(g)) || diff <= c->tolerance * (1 + fabs(w))))
+            if (!(w == g || (isnan(w) && isnan(g)) || diff <= tolerance * (1 + fabs(w))))
                 fail_msg("%s, %s: output %d, element %lld is %.9g, wanted %.9g", c->name, isa, i, (long long)e, g, w);
         }
+    }
 }
 
 static void check_case(dense_case *c, void *ctx)
@@ -73,9 +78,8 @@ static void check_case(dense_case *c, void *ctx)
         for (int split = 1; split < SPLITS; split++) {
             run_case(c, k, split, again);
             for (int32_t o = 0; o < c->outs; o++) {
-                size_t bytes = (size_t)((c->out[o].n + 1) * dense_size(c->out[o].dtype)) + GUARD;
-                if (memcmp(got[o], again[o], bytes) != 0) fail_msg("%s, %s: output %d depends on how the range is split", c->name,
-                    isas[i], o);
+                if (memcmp(output(c, o, got[o]), output(c, o, again[o]), output_bytes(c, o)) != 0)
+                    fail_msg("%s, %s: output %d depends on how the range is split", c->name, isas[i], o);
                 free(again[o]);
             }
         }
@@ -84,31 +88,37 @@ static void check_case(dense_case *c, void *ctx)
     for (int32_t o = 0; o < c->outs; o++) free(want[o]);
 }
 
-static const int32_t dtypes[] = {PERI_F32, PERI_F64};
+static const int32_t dtypes[] = {PERI_F32, PERI_F64, PERI_F16, PERI_BF16}; /* the first two: of all kernels */
 static const int64_t sizes[] = {0, 1, 3, 7, 8, 9, 15, 16, 17, 31, 33, 100};
+
+/** The cases of f(size, dtype) on arrays at multiples of 16 bytes, and one element behind. */
+#define DENSE_EVERYWHERE(dtype_count, call)                                            \
+    for (int aligned_ = 0; aligned_ < 2; aligned_++)                                   \
+        for (int d = 0; d < (dtype_count); d++)                                        \
+            for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {                \
+                dense_aligned = aligned_;                                              \
+                call;                                                                  \
+                dense_aligned = false;                                                 \
+            }
 
 static void elementwise_kernels(void **state)
 {
     (void)state;
-    for (int d = 0; d < 2; d++)
-        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) dense_elementwise(sizes[i], dtypes[d], check_case, NULL);
+    DENSE_EVERYWHERE(4, dense_elementwise(sizes[i], dtypes[d], check_case, NULL));
 }
 
 static void broadcasts(void **state)
 {
     (void)state;
-    for (int d = 0; d < 2; d++)
-        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
-            for (int64_t rows = 0; rows < 4; rows++) dense_binary(rows, sizes[i], dtypes[d], check_case, NULL);
+    for (int64_t rows = 0; rows < 4; rows++) DENSE_EVERYWHERE(4, dense_binary(rows, sizes[i], dtypes[d], check_case, NULL));
 }
 
 static void kernels_of_rows(void **state)
 {
     (void)state;
     static const int64_t rows[] = {0, 1, 2, 5, PERI_SUM_ROWS, PERI_SUM_ROWS + 3, 3 * PERI_SUM_ROWS - 1};
-    for (int d = 0; d < 2; d++)
-        for (size_t r = 0; r < sizeof rows / sizeof *rows; r++)
-            for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) dense_rows(rows[r], sizes[i], dtypes[d], check_case, NULL);
+    for (size_t r = 0; r < sizeof rows / sizeof *rows; r++)
+        DENSE_EVERYWHERE(4, dense_rows(rows[r], sizes[i], dtypes[d], check_case, NULL));
 }
 
 static void sums(void **state)
@@ -140,9 +150,10 @@ static void interactions(void **state)
 static void optimizers(void **state)
 {
     (void)state;
-    for (int d = 0; d < 2; d++)
-        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
-            for (int32_t options = 0; options < 16; options++) dense_optimizers(sizes[i], dtypes[d], options, check_case, NULL);
+    for (int32_t options = 0; options < 16; options++)
+        DENSE_EVERYWHERE(2, dense_optimizers(sizes[i], dtypes[d], options, check_case, NULL));
+    for (int maximize = 0; maximize < 2; maximize++)
+        DENSE_EVERYWHERE(2, dense_rowwise(sizes[i], dtypes[d], maximize, check_case, NULL));
 }
 
 static void norms(void **state)
@@ -197,7 +208,8 @@ static void small_cases_by_hand(void **state)
     (void)state;
     const peri_kernels *k = peri_kernels_get();
     float w[] = {1, 2, 3, 4}, g[] = {1, 1, 2, 4}, sum[] = {3, 6};
-    peri_k_optim_rowwise_adagrad_args r = {.w = w, .g = g, .sum = sum, .dtype = PERI_F32, .cols = 2, .lr = 1};
+    peri_k_optim_rowwise_adagrad_args r = {
+        .list = {.n = 1, .part = {{.w = w, .g = g, .state = {sum}, .end = 2, .n = 4}}}, .dtype = PERI_F32, .lr = 1};
     k->fn[PERI_K_optim_rowwise_adagrad](&r, 0, 2);
     assert_true(sum[0] == 4 && sum[1] == 16 && w[0] == 0.5f && w[1] == 1.5f && w[2] == 2.5f && w[3] == 3);
     double partial[] = {9, 16}, total;

@@ -86,9 +86,8 @@ function CrossNet:init(args)
   self.bias = biases(a.num_layers, { a.in_features, 1 }, a)
 end
 function CrossNet:forward(x0)
-  local x = x0
-  for l = 1, self.num_layers do x = F.muladd(x0, F.linear(x, self.kernels[l], self.bias[l]:reshape(-1)), x) end
-  return x
+  if self.num_layers == 0 then return x0 end
+  return F.cross_net(x0, nil, self.kernels, self.bias)
 end
 
 --- x = x0 * (W V x + b) + x, with V to low_rank numbers and W back.
@@ -104,11 +103,8 @@ function LowRankCrossNet:init(args)
   self.bias = biases(a.num_layers, { a.in_features }, a)
 end
 function LowRankCrossNet:forward(x0)
-  local x = x0
-  for l = 1, self.num_layers do
-    x = F.muladd(x0, F.linear(F.linear(x, self.V_kernels[l]), self.W_kernels[l], self.bias[l]), x)
-  end
-  return x
+  if self.num_layers == 0 then return x0 end
+  return F.cross_net(x0, self.V_kernels, self.W_kernels, self.bias)
 end
 
 --- x = x0 * (w . x) + b + x in each layer.

@@ -99,18 +99,27 @@ end
 
 local parts, capacity = ffi.new("peri_tensor *[?]", 64), 64
 
-local function fill(func, tensors)
-  local n = #tensors
-  if n > capacity then
-    capacity = 2 * n
-    parts = ffi.new("peri_tensor *[?]", capacity)
-  end
+--- Make room for n pointers.
+local function reserve(n)
+  if n <= capacity then return end
+  capacity = 2 * n
+  parts = ffi.new("peri_tensor *[?]", capacity)
+end
+
+--- Put the pointers of a list of tensors into `parts`, from place `first` on, where there is room for them.
+local function put(func, tensors, first)
   util.settle(tensors)
-  for i = 1, n do
+  for i = 1, #tensors do
     local t = tensors[i]
     if not Tensor.is(t) then P.fail(("%s: entry %d is %s, wanted a tensor"):format(func, i, signature.text(t))) end
-    parts[i - 1] = ptr(t)
+    parts[first + i - 1] = ptr(t)
   end
+end
+
+local function fill(func, tensors)
+  local n = #tensors
+  reserve(n)
+  put(func, tensors, 0)
   return n
 end
 
@@ -133,10 +142,7 @@ local sizes_type = ffi.typeof "int64_t[?]"
 --- once, so this is faster than slices of them all.
 function M.split(t, sizes, dim)
   local n = #sizes
-  if n > capacity then
-    capacity = 2 * n
-    parts = ffi.new("peri_tensor *[?]", capacity)
-  end
+  reserve(n)
   check(C.peri_op_split(ptr(t), sizes_type(n, sizes), n, dimension(dim or 1), parts))
   local list = {}
   for i = 1, n do list[i] = wrap(parts[i - 1]) end
@@ -197,6 +203,21 @@ function M.interaction(dense, sparse)
   return wrap(out[0])
 end
 
+--- A cross network: x becomes x0 * (W V x + bias) + x in each layer, starting with x = x0 [..., c]. v: a list of [r, c], or nil for no V;
+--- w: a list of [c, r], or [c, c] without V; bias: a list of c numbers each, or nil. All layers are one operation.
+function M.cross_net(x0, v, w, bias)
+  local n = #w
+  if v and #v ~= n or bias and #bias ~= n then
+    P.fail(("cross_net: %d W, %d V, %d biases; as many of each are needed"):format(n, v and #v or n, bias and #bias or n))
+  end
+  reserve(3 * n)
+  put("cross_net", w, 0)
+  if v then put("cross_net", v, n) end
+  if bias then put("cross_net", bias, 2 * n) end
+  check(C.peri_op_cross_net(ptr(x0), v and parts + n or nil, parts, bias and parts + 2 * n or nil, n, out))
+  return wrap(out[0])
+end
+
 M.reductions = { none = C.PERI_REDUCTION_NONE, mean = C.PERI_REDUCTION_MEAN, sum = C.PERI_REDUCTION_SUM }
 
 local function reduction_code(name)
@@ -246,6 +267,7 @@ signature.check("", M, {
   mean = "t: tensor, dim: dims?, keepdim: boolean?", max = "t: tensor, dim: dim, keepdim: boolean?", softmax = "t: tensor, dim: dim",
   log_softmax = "t: tensor, dim: dim", layer_norm = "t: tensor, n: int?, weight: tensor?, bias: tensor?, eps: number?",
   dropout = "t: tensor, p: number, seed: integer, stream: integer, offset: integer?", interaction = "dense: tensor, sparse: tensor",
+  cross_net = "x0: tensor, v: list?, w: list, bias: list?",
   binary_cross_entropy_with_logits = "t: tensor, target: tensor, weight: tensor?, pos_weight: tensor?, reduction: string?",
   binary_cross_entropy = "t: tensor, target: tensor, weight: tensor?, reduction: string?",
   mse_loss = "t: tensor, target: tensor, reduction: string?", cross_entropy = "t: tensor, labels: tensor, reduction: string?",
