@@ -74,6 +74,7 @@ typedef struct peri_cuda_call {
     type *const name = (type *)peri_cuda_host::shared(&name##_slot_, sizeof(type) * (n), alignof(type))
 #define PERI_SHARED_DYNAMIC(type, name) type *const name = (type *)peri_cuda_host::dynamic_shared()
 #define PERI_UNROLL
+#define PERI_ROLLED
 #else
 /** An array of @n elements (a constant) that the threads of a block share; holds anything at first. */
 #define PERI_SHARED(type, name, n) __shared__ type name[n]
@@ -82,6 +83,7 @@ typedef struct peri_cuda_call {
     extern __shared__ __align__(16) unsigned char peri_dynamic_[]; \
     type *const name = (type *)peri_dynamic_
 #define PERI_UNROLL _Pragma("unroll")
+#define PERI_ROLLED _Pragma("unroll 1")
 #endif
 
 /* -- launches ------------------------------------------------------------------------------------------------------------------------ */

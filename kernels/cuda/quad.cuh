@@ -47,7 +47,8 @@ template <class T> static __device__ __forceinline__ void peri_store_quad(typena
     };
     if (i + 4 <= n && (uintptr_t)(x + i) % sizeof(four) == 0) {
         four f;
-        T::store(f.v, 0, v.x), T::store(f.v, 1, v.y), T::store(f.v, 2, v.z), T::store(f.v, 3, v.w);
+        peri_store_two<T>(f.v, 0, v.x, v.y);
+        peri_store_two<T>(f.v, 2, v.z, v.w);
         *(four *)(x + i) = f;
         return;
     }
@@ -67,7 +68,7 @@ static __device__ __forceinline__ void peri_store_numbers(typename T::type *x, i
     if (i + N <= n && (uintptr_t)(x + i) % sizeof(many) == 0) {
         many f;
         PERI_UNROLL
-        for (int k = 0; k < N; k++) T::store(f.v, k, v[k]);
+        for (int k = 0; k < N; k += 2) peri_store_two<T>(f.v, k, v[k], v[k + 1]);
         *(many *)(x + i) = f;
         return;
     }

@@ -15,16 +15,14 @@
 #include "../ref/tbe_round.h"
 #include "../ref/tbe_value.h"
 
-/** Two blocks a multiprocessor at least: with no number at all the compiler takes fewer registers than a lookup needs, and spills. */
+/** The kernel of peri_each_bag. Three blocks a multiprocessor: 80 registers a thread, which is what a lookup takes. */
 template <int LANES, class F>
-__global__ void __launch_bounds__(PERI_BLOCK, 2) peri_bags_kernel(F f, const peri_k_tbe_block *blocks, int64_t n_blocks)
+__global__ void __launch_bounds__(PERI_BLOCK, 3) peri_bags_kernel(F f, const peri_k_tbe_block *blocks, int64_t n_blocks)
 {
     const int lane = (int)(threadIdx.x % LANES);
     const unsigned mask = LANES == 32 ? 0xffffffffu : ((1u << (LANES & 31)) - 1) << ((threadIdx.x & 31) / LANES * LANES);
-    for (int64_t k = blockIdx.y; k < n_blocks; k += gridDim.y) {
-        const int64_t bags = blocks[k].bags;
-        for (int64_t j = peri_grid_thread() / LANES; j < bags; j += peri_grid_threads() / LANES) f(k, j, lane, mask);
-    }
+    for (int k = (int)blockIdx.y; k < (int)n_blocks; k += (int)gridDim.y)
+        for (int64_t j = peri_grid_thread() / LANES; j < blocks[k].bags; j += peri_grid_threads() / LANES) f(k, j, lane, mask);
 }
 
 /** f(k, j, lane, mask) for each bag j of each block k, by LANES neighbouring threads. */

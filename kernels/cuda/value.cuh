@@ -20,12 +20,50 @@ struct peri_f16 {
     typedef uint16_t type;
     static __device__ __forceinline__ float load(const uint16_t *p, int64_t i) { return k_f16_to_f32(p[i]); }
     static __device__ __forceinline__ void store(uint16_t *p, int64_t i, float x) { p[i] = k_f32_to_f16(x); }
+    /** Two neighbours, the first one in the low half. */
+    static __device__ __forceinline__ uint32_t pair(float low, float high)
+    {
+#if defined(__CUDA_ARCH__)
+        uint32_t both;
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+        return both;
+#else
+        return k_f32_to_f16(low) | (uint32_t)k_f32_to_f16(high) << 16;
+#endif
+    }
 };
 struct peri_bf16 {
     typedef uint16_t type;
     static __device__ __forceinline__ float load(const uint16_t *p, int64_t i) { return k_bf16_to_f32(p[i]); }
     static __device__ __forceinline__ void store(uint16_t *p, int64_t i, float x) { p[i] = k_f32_to_bf16(x); }
+    static __device__ __forceinline__ uint32_t pair(float low, float high)
+    {
+#if defined(__CUDA_ARCH__)
+        uint32_t both;
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+        return both;
+#else
+        return k_f32_to_bf16(low) | (uint32_t)k_f32_to_bf16(high) << 16;
+#endif
+    }
 };
+
+/** Elements i and i + 1. p + i is a multiple of both. */
+template <class T> static __device__ __forceinline__ void peri_store_two(typename T::type *p, int64_t i, float x, float y)
+{
+    T::store(p, i, x);
+    T::store(p, i + 1, y);
+}
+template <> __device__ __forceinline__ void peri_store_two<peri_f16>(uint16_t *p, int64_t i, float x, float y)
+{
+    const uint32_t both = peri_f16::pair(x, y);
+    memcpy(p + i, &both, 4);
+}
+template <> __device__ __forceinline__ void peri_store_two<peri_bf16>(uint16_t *p, int64_t i, float x, float y)
+{
+    const uint32_t both = peri_bf16::pair(x, y);
+    memcpy(p + i, &both, 4);
+}
 
 K_INLINE int64_t peri_dtype_bytes(int32_t dtype)
 {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * number.h: scalar conversions that ref and the instruction-set variants share: f16, bf16 and 8-bit floats with round to nearest even.
+ * number.h: scalar conversions that ref, the instruction-set variants and CUDA share: f16, bf16 and 8-bit floats with round to nearest
+ * even. On a GPU its own instructions convert f16 and bf16: they give the same bits, but for the payload of a NaN.
  */
 #ifndef PERI_KERNELS_NUMBER_H
 #define PERI_KERNELS_NUMBER_H
@@ -29,22 +30,39 @@ K_INLINE float k_bf16_to_f32(uint16_t h) { return k_float((uint32_t)h << 16); }
 
 K_INLINE uint16_t k_f32_to_bf16(float x)
 {
+#if defined(__CUDA_ARCH__)
+    uint16_t h;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(x));
+    return h;
+#else
     uint32_t u = k_bits(x);
     if ((u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((u >> 16) | 0x40u); /* NaN stays NaN, and becomes quiet */
     return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+#endif
 }
 
 K_INLINE float k_f16_to_f32(uint16_t h)
 {
+#if defined(__CUDA_ARCH__)
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(h));
+    return x;
+#else
     uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exponent = (h >> 10) & 0x1fu, mantissa = h & 0x3ffu;
     if (exponent == 31) return k_float(sign | 0x7f800000u | (mantissa << 13));
     if (exponent) return k_float(sign | ((exponent + 112u) << 23) | (mantissa << 13));
     float value = (float)mantissa * 0x1p-24f; /* subnormal, exact */
     return sign ? -value : value;
+#endif
 }
 
 K_INLINE uint16_t k_f32_to_f16(float x)
 {
+#if defined(__CUDA_ARCH__)
+    uint16_t h;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x));
+    return h;
+#else
     uint32_t u = k_bits(x), sign = (u >> 16) & 0x8000u, magnitude = u & 0x7fffffffu;
     if (magnitude > 0x7f800000u) return (uint16_t)(sign | 0x7e00u | ((magnitude >> 13) & 0x1ffu)); /* NaN */
     if (magnitude >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u);                           /* 65520 and more round to infinity */
@@ -54,6 +72,7 @@ K_INLINE uint16_t k_f32_to_f16(float x)
         return (uint16_t)(sign | (k_bits(shifted) - 0x3f000000u));
     }
     return (uint16_t)(sign | ((magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13));
+#endif
 }
 
 /** 2^e for -149 <= e <= 127. */
