@@ -25,14 +25,19 @@ __global__ void __launch_bounds__(PERI_BLOCK, 3) peri_bags_kernel(F f, const per
         for (int64_t j = peri_grid_thread() / LANES; j < blocks[k].bags; j += peri_grid_threads() / LANES) f(k, j, lane, mask);
 }
 
+/** Blocks in y, their bags in x. */
+template <int LANES> static inline dim3 peri_bags_grid(const peri_k_tbe_list *s)
+{
+    const int64_t per = PERI_BLOCK / LANES, bags = s->most_bags < s->all_bags ? s->most_bags : s->all_bags;
+    const int64_t x = bags < per ? 1 : bags / per + (bags % per != 0);
+    return dim3((unsigned)(x < 65536 ? x : 65536), (unsigned)(s->n_blocks < 65535 ? s->n_blocks : 65535));
+}
+
 /** f(k, j, lane, mask) for each bag j of each block k, by LANES neighbouring threads. */
 template <int LANES, class F> static inline cudaError_t peri_each_bag(const peri_k_tbe_list *s, const peri_cuda_call *c, F f)
 {
     if (s->n_blocks <= 0) return cudaSuccess;
-    const int64_t per = PERI_BLOCK / LANES, bags = s->most_bags < s->all_bags ? s->most_bags : s->all_bags;
-    const int64_t x = bags < per ? 1 : bags / per + (bags % per != 0);
-    const dim3 grid((unsigned)(x < 65536 ? x : 65536), (unsigned)(s->n_blocks < 65535 ? s->n_blocks : 65535));
-    return peri_cuda_launch(peri_bags_kernel<LANES, F>, grid, PERI_BLOCK, 0, c, f, s->blocks, s->n_blocks);
+    return peri_cuda_launch(peri_bags_kernel<LANES, F>, peri_bags_grid<LANES>(s), PERI_BLOCK, 0, c, f, s->blocks, s->n_blocks);
 }
 
 /** Whether memory at @p can be read and written 16 bytes at a time. */

@@ -7,10 +7,21 @@
  * tells all lanes where a row lies, each loads its own columns of it, and only when all ROWS loads are under way is the first one added.
  * Each lane keeps the sums of its columns in registers, and adds in the order of the ids.
  *
- * Registers decide how many warps are resident, and so how many rows are under way on a multiprocessor: hence the launch bounds, and the
- * strips' habit of reading again what they need once a bag.
+ * Three loads depend on each other: offsets of a bag, its ids, its rows. So a group has several bags, one after the other, and loads the
+ * ids of the next one, and the offsets of the one after it, while it adds up the rows of this one. Rows wider than a group's lanes are
+ * several strips of columns, each as if it were a bag of its own.
+ *
+ * Registers decide how many warps are resident, and so how many rows are under way on a multiprocessor: hence the launch bounds, and
+ * hence numbers of a table or block are read again where they are needed, once a bag, instead of being kept.
  */
 #include "tbe.cuh"
+
+/** Blocks that are resident on a multiprocessor: 64 registers a thread. On 8.0 the compiler takes more, and would spill. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#define PERI_LOOKUP_BLOCKS 3
+#else
+#define PERI_LOOKUP_BLOCKS 4
+#endif
 
 namespace {
 
@@ -20,14 +31,14 @@ namespace {
  * address one of the other; ROWS in flight; HEAD: bytes in front of the columns; `load` of a lane's columns at @p, and their `values`. */
 
 struct row_f32 {
-    enum { FORMAT = PERI_F32, VEC = 4, MULTIPLE = 4, ALIGN = 16, ROWS = 8, HEAD = 0, CODES = 0 };
+    enum { FORMAT = PERI_F32, VEC = 4, MULTIPLE = 4, ALIGN = 16, ROWS = 4, HEAD = 0, CODES = 0, PAIR = 0 };
     float4 raw;
     __device__ __forceinline__ void load(const char *p, bool, bool) { raw = *(const float4 *)p; }
     __device__ __forceinline__ void values(float, float, float (&x)[VEC]) const { x[0] = raw.x, x[1] = raw.y, x[2] = raw.z, x[3] = raw.w; }
 };
 
 template <int32_t DTYPE> struct row_half {
-    enum { FORMAT = DTYPE, VEC = 8, MULTIPLE = 8, ALIGN = 16, ROWS = 8, HEAD = 0, CODES = 0 };
+    enum { FORMAT = DTYPE, VEC = 8, MULTIPLE = 8, ALIGN = 16, ROWS = 4, HEAD = 0, CODES = 0, PAIR = 0 };
     uint4 raw;
     __device__ __forceinline__ void load(const char *p, bool, bool) { raw = *(const uint4 *)p; }
     __device__ __forceinline__ void values(float, float, float (&x)[VEC]) const
@@ -42,8 +53,8 @@ template <int32_t DTYPE> struct row_half {
 template <int32_t CODES_> struct row_codes {
     enum {
         FORMAT = CODES_, BITS = CODES_ == PERI_ROWS_INT4 ? 4 : CODES_ == PERI_ROWS_INT2 ? 2 : 8, MULTIPLE = 32 / BITS, ALIGN = 4,
-        WORDS = BITS == 8 ? 2 : 1, VEC = WORDS * MULTIPLE, ROWS = BITS == 2 ? 4 : 8,
-        HEAD = CODES_ == PERI_ROWS_INT8 || CODES_ == PERI_ROWS_FP8 ? 0 : 4, CODES = CODES_ != PERI_ROWS_FP8
+        WORDS = BITS == 8 ? 2 : 1, VEC = WORDS * MULTIPLE, ROWS = 4,
+        HEAD = CODES_ == PERI_ROWS_INT8 || CODES_ == PERI_ROWS_FP8 ? 0 : 4, CODES = CODES_ != PERI_ROWS_FP8, PAIR = BITS == 8 && HEAD == 0
     };
     unsigned raw[WORDS];
     /** @pair: p is a multiple of 8. Else, @second: there are columns in the second word. */
@@ -99,126 +110,286 @@ template <int VEC> __device__ __forceinline__ void store_vec(void *out, int64_t 
     }
 }
 
-/* -- a bag ----------------------------------------------------------------------------------------------------------------------------- */
+/* -- bags ------------------------------------------------------------------------------------------------------------------------------ */
 
 /** Scale and bias of the codes of a row, as they lie in it. */
 template <int32_t FORMAT> struct row_scale {
-    uint32_t raw[FORMAT == PERI_ROWS_INT8 ? 2 : 1];
-    __device__ __forceinline__ void load(const char *row, int cols)
+    enum { BIAS = FORMAT == PERI_ROWS_INT8 };
+    uint32_t raw[BIAS + 1];
+    /** @pair: the end of the codes is a multiple of 8. */
+    __device__ __forceinline__ void load(const char *row, int cols, bool pair)
     {
         const uint32_t *p = (const uint32_t *)(FORMAT == PERI_ROWS_INT8 ? row + cols : row);
-        raw[0] = p[0];
-        if (FORMAT == PERI_ROWS_INT8) raw[FORMAT == PERI_ROWS_INT8] = p[1];
+        if (BIAS && pair) {
+            const uint2 both = *(const uint2 *)p;
+            raw[0] = both.x, raw[BIAS] = both.y;
+        } else {
+            raw[0] = p[0];
+            if (BIAS) raw[BIAS] = p[1];
+        }
     }
     /** Those of the row of lane @from. */
     __device__ __forceinline__ void get(unsigned mask, int from, int lanes, float *scale, float *bias) const
     {
         const uint32_t first = __shfl_sync(mask, raw[0], from, lanes);
-        if (FORMAT == PERI_ROWS_INT8) {
-            *scale = k_float(first), *bias = k_float(__shfl_sync(mask, raw[FORMAT == PERI_ROWS_INT8], from, lanes));
-        } else {
-            *scale = k_f16_to_f32((uint16_t)first), *bias = k_f16_to_f32((uint16_t)(first >> 16));
-        }
+        *scale = BIAS ? k_float(first) : k_f16_to_f32((uint16_t)first);
+        *bias = BIAS ? k_float(__shfl_sync(mask, raw[BIAS], from, lanes)) : k_f16_to_f32((uint16_t)(first >> 16));
     }
 };
 
-template <class R, int LANES> struct forward_bag {
-    peri_k_tbe_forward_args a;
+/** Where the ids of a bag lie. */
+struct bag_ids {
+    int64_t first;
+    int count;
+};
 
-    /** Columns [d, d + VEC) of bag @j of block @k. SINGLE: each id is a bag. ROWS: in flight. */
-    template <bool SINGLE, int ROWS>
-    __device__ __forceinline__ void strip(int k, int64_t j, int d, float factor, bool fast, int lane, unsigned mask) const
+/** A group of lanes at work on block @k. */
+template <class R, int LANES> struct group {
+    enum { ROWS = (int)R::ROWS < LANES ? (int)R::ROWS : LANES, STRIP = LANES * R::VEC };
+    const peri_k_tbe_forward_args &a;
+    const peri_k_tbe_block *b;
+    const peri_k_tbe_table *t;
+    int k, lane;
+    unsigned mask;
+
+    /** The ids of bag @j, if there is one. */
+    __device__ __forceinline__ bag_ids bag(int64_t j) const
     {
-        const peri_k_tbe_list *s = &a.list;
-        const peri_k_tbe_block *b = &s->blocks[k];
-        const peri_k_tbe_table *t = &s->tables[b->table];
-        const char *weight = (const char *)a.weight;
-        const int bits = tbe_bits(R::FORMAT), cols = (int)t->cols, left = cols - d;
-        const int column = R::HEAD + (left > 0 ? d : 0) * bits / 8; /* lanes without columns load the first ones */
-        const bool pair = R::VEC * bits == 64 && R::HEAD == 0 && (((uintptr_t)weight | t->offset | t->stride | cols) & 7) == 0;
-        float acc[R::VEC] = {};
-        int64_t from = tbe_bag_start(s, k, j);
-        const int64_t past = tbe_bag_start(s, k, j + 1);
-        int64_t next = from + lane < past ? tbe_id(s, from + lane) : -1;
-        PERI_ROLLED
-        for (; from < past; from += LANES) {
-            const int n = (int)(past - from < LANES ? past - from : LANES);
-            const int64_t own = next >= 0 && next < t->rows ? (t->offset + next * t->stride) * tbe_unit(R::FORMAT) : -1;
-            next = lane + LANES < past - from ? tbe_id(s, from + LANES + lane) : -1;
-            const float own_weight = s->weights && lane < n ? s->weights[from + lane] : 1;
-            row_scale<R::FORMAT> own_scale = {};
-            if (R::CODES && fast && own >= 0) own_scale.load(weight + own, cols);
-            PERI_ROLLED
-            for (int i = 0; fast && i < n; i += ROWS) {
-                R row[ROWS] = {}; /* not loaded: 0 in so many words, or the compiler moves what was loaded, and waits for it */
-                int64_t at[ROWS];
-                PERI_UNROLL
-                for (int r = 0; r < ROWS; r++) at[r] = __shfl_sync(mask, own, i + r, LANES);
-                PERI_UNROLL
-                for (int r = 0; r < ROWS; r++)
-                    if (at[r] >= 0) row[r].load(weight + (at[r] + column), pair, left > R::MULTIPLE);
-                PERI_UNROLL
-                for (int r = 0; r < ROWS; r++) {
-                    float x[R::VEC], scale = 1, bias = 0;
-                    if (R::CODES) own_scale.get(mask, i + r, LANES, &scale, &bias);
-                    const float by = s->weights ? __shfl_sync(mask, own_weight, i + r, LANES) : 1;
-                    if (at[r] >= 0) {
-                        row[r].values(scale, bias, x);
-                        PERI_UNROLL
-                        for (int c = 0; c < R::VEC; c++) acc[c] = fmaf(by, x[c], acc[c]);
-                    }
-                    if (SINGLE && i + r < n) give(b, from + i + r, d, left, factor, acc);
-                }
-            }
-            PERI_ROLLED
-            for (int i = 0; !fast && i < n; i++) { /* number by number */
-                const int64_t at = __shfl_sync(mask, own, i, LANES);
-                const float by = __shfl_sync(mask, own_weight, i, LANES);
-                PERI_UNROLL
-                for (int c = 0; c < R::VEC; c++)
-                    if (at >= 0 && d + c < cols) acc[c] = fmaf(by, tbe_value(weight + at, cols, d + c, R::FORMAT), acc[c]);
-                if (SINGLE) give(b, from + i, d, left, factor, acc);
-            }
-        }
-        if (SINGLE) return;
-        const int32_t *places = tbe_places(s, b);
-        give(b, places ? places[j] : j, d, left, factor, acc);
+        bag_ids x = {0, 0};
+        if (j >= b->bags) return x;
+        x.first = tbe_bag_start(&a.list, k, j);
+        x.count = (int)(tbe_bag_start(&a.list, k, j + 1) - x.first);
+        return x;
+    }
+    /** This lane's id of those from @from on; -1: it has none. */
+    __device__ __forceinline__ int64_t id_of(const bag_ids &x, int from) const
+    {
+        return lane < x.count - from ? tbe_id(&a.list, x.first + from + lane) : -1;
+    }
+    /** Where in the weights the row of @id begins, in bytes; -1: there is none. */
+    __device__ __forceinline__ int64_t row_of(int64_t id) const
+    {
+        return id >= 0 && id < t->rows ? (t->offset + id * t->stride) * tbe_unit(R::FORMAT) : -1;
+    }
+    __device__ __forceinline__ float weight_of(const bag_ids &x, int from) const
+    {
+        return a.list.weights && lane < x.count - from ? a.list.weights[x.first + from + lane] : 1;
     }
 
-    /** Row @i of the block's output; the sums begin again. */
-    __device__ __forceinline__ void give(const peri_k_tbe_block *b, int64_t i, int d, int left, float factor, float (&acc)[R::VEC]) const
+    __device__ __forceinline__ void report_bag(int64_t j) const
+    {
+        tbe_count count = {0, 0, 0, 0};
+        tbe_count_bag(&a.list, k, j, &count);
+        peri_tbe_merge(a.report, count);
+    }
+    /** @id: the lane's of bag @x from @from on. */
+    __device__ __forceinline__ void report_id(const bag_ids &x, int from, int64_t id) const
+    {
+        tbe_count count = {0, 0, 0, 0};
+        tbe_count_id(&a.list, k, x.first + from + lane, id, &count);
+        peri_tbe_merge(a.report, count);
+    }
+    __device__ __forceinline__ bool bad(int64_t id) const { return id != -1 && (id < 0 || id >= t->rows); }
+
+    /** Columns [d, d + VEC) of row @i of the block's output; the sums begin again. */
+    __device__ __forceinline__ void give(int64_t i, int d, float factor, float (&acc)[R::VEC]) const
     {
         float x[R::VEC];
         PERI_UNROLL
         for (int c = 0; c < R::VEC; c++) x[c] = acc[c] * factor, acc[c] = 0;
-        store_vec<R::VEC>(a.out, b->out_offset + i * b->out_stride + d, left, a.out_dtype, x);
+        store_vec<R::VEC>(a.out, b->out_offset + i * b->out_stride + d, (int)t->cols - d, a.out_dtype, x);
+    }
+    __device__ __forceinline__ float factor_of(int64_t j, const bag_ids &x) const
+    {
+        return tbe_factor(&a.list, t, b->first_bag + j, x.count);
+    }
+    __device__ __forceinline__ int64_t place_of(int64_t j) const
+    {
+        const int32_t *places = tbe_places(&a.list, b);
+        return places ? places[j] : j;
     }
 
-    __device__ __forceinline__ void operator()(int k, int64_t j, int lane, unsigned mask) const
+    __device__ __forceinline__ bool lies_well() const
     {
-        const peri_k_tbe_list *s = &a.list;
-        const peri_k_tbe_block *b = &s->blocks[k];
-        const peri_k_tbe_table *t = &s->tables[b->table];
-        const int64_t first = tbe_bag_start(s, k, j), past = tbe_bag_start(s, k, j + 1), unit = tbe_unit(R::FORMAT);
-        const float factor = tbe_factor(s, t, b->first_bag + j, past - first);
-        const bool fast = t->cols % R::MULTIPLE == 0 && ((uintptr_t)((const char *)a.weight + t->offset * unit) % R::ALIGN) == 0 &&
-                          t->stride * unit % R::ALIGN == 0;
-        if (a.report) peri_tbe_check_bag<LANES>(s, a.report, k, j, first, past, t->rows, lane);
-        const int cols = (int)t->cols, pooling = t->pooling;
+        const int64_t unit = tbe_unit(R::FORMAT);
+        return t->cols % R::MULTIPLE == 0 && ((uintptr_t)((const char *)a.weight + t->offset * unit) % R::ALIGN) == 0 &&
+               t->stride * unit % R::ALIGN == 0;
+    }
+    /** Codes of 8 bits: whether a lane's two words, and scale and bias, lie at multiples of 8. */
+    __device__ __forceinline__ bool lies_in_pairs() const
+    {
+        return R::PAIR && (((uintptr_t)a.weight | (uintptr_t)t->offset | (uintptr_t)t->stride | (uintptr_t)t->cols) & 7) == 0;
+    }
+
+    /** N rows on their way: of lanes @i to i + N, whose rows begin at their @own. */
+    template <int N> struct rows_of {
+        R raw[N];
+        int64_t at[N];
+        __device__ __forceinline__ void load(const group &g, int64_t own, int i, int d, bool pair)
+        {
+            const int left = (int)g.t->cols - d;
+            const int column = R::HEAD + (left > 0 ? d : 0) * tbe_bits(R::FORMAT) / 8; /* lanes without columns load the first ones */
+            const char *weight = (const char *)g.a.weight;
+            PERI_UNROLL
+            for (int r = 0; r < N; r++) at[r] = __shfl_sync(g.mask, own, i + r, LANES);
+            PERI_UNROLL
+            for (int r = 0; r < N; r++) {
+                raw[r] = R{}; /* not loaded: 0 in so many words, or the compiler moves what was loaded, and waits for it */
+                if (at[r] >= 0) raw[r].load(weight + (at[r] + column), pair, left > R::MULTIPLE);
+            }
+        }
+        /** acc += row r, times its lane's @weight. */
+        __device__ __forceinline__ void add(const group &g, int r, float weight, const row_scale<R::FORMAT> &own, int i,
+                                            float (&acc)[R::VEC]) const
+        {
+            float x[R::VEC], scale = 1, bias = 0;
+            if (R::CODES) own.get(g.mask, i + r, LANES, &scale, &bias);
+            const float by = g.a.list.weights ? __shfl_sync(g.mask, weight, i + r, LANES) : 1;
+            if (at[r] < 0) return;
+            raw[r].values(scale, bias, x);
+            PERI_UNROLL
+            for (int c = 0; c < R::VEC; c++) acc[c] = fmaf(by, x[c], acc[c]);
+        }
+    };
+
+    /** Fast rows, summed. @item: the first of this group's, which are @step apart: strips of bags. */
+    __device__ __forceinline__ void pooled(int64_t item, int64_t step) const
+    {
+        const int strips = ((int)t->cols + STRIP - 1) / STRIP;
+        const bool pair = lies_in_pairs();
+        const auto bag_at = [&](int64_t item) {
+            const int64_t j = strips > 1 ? item / strips : item;
+            if (a.report && lane == 0 && j < b->bags && j * strips == item) report_bag(j);
+            return bag(j);
+        };
+        bag_ids x = bag_at(item);
+        int64_t id = id_of(x, 0);
+        for (; item < b->bags * strips; item += step) {
+            const bag_ids after = bag_at(item + step);
+            const int d = (strips > 1 ? (int)(item % strips) * STRIP : 0) + lane * R::VEC;
+            float acc[R::VEC] = {};
+            int from = 0;
+            do { /* once also for an empty bag: the ids of the next one are loaded here */
+                if (a.report && bad(id) && d < STRIP) report_id(x, from, id);
+                const int64_t own = row_of(id);
+                id = from + LANES < x.count ? id_of(x, from + LANES) : id_of(after, 0);
+                row_scale<R::FORMAT> scale = {};
+                if (R::CODES && own >= 0) scale.load((const char *)a.weight + own, (int)t->cols, pair);
+                const float weight = weight_of(x, from);
+                const int n = x.count - from < LANES ? x.count - from : LANES;
+                PERI_ROLLED
+                for (int i = 0; i < n; i += ROWS) {
+                    rows_of<ROWS> rows;
+                    rows.load(*this, own, i, d, pair);
+                    PERI_UNROLL
+                    for (int r = 0; r < ROWS; r++) rows.add(*this, r, weight, scale, i, acc);
+                }
+                from += LANES;
+            } while (from < x.count);
+            const int64_t j = strips > 1 ? item / strips : item;
+            give(place_of(j), d, factor_of(j, x), acc);
+            x = after;
+        }
+    }
+
+    /** Fast rows of bag @j, each id a bag of its own: two rows in flight. */
+    __device__ __forceinline__ void single(int64_t j) const
+    {
+        enum { TWO = 2 };
+        const bag_ids x = bag(j);
+        const float factor = factor_of(j, x);
+        const bool pair = lies_in_pairs();
+        if (a.report && lane == 0) report_bag(j);
         PERI_ROLLED
-        for (int d = lane * R::VEC; d - lane * R::VEC < cols; d += LANES * R::VEC) {
-            if (pooling == PERI_POOLING_NONE) strip<true, 2>(k, j, d, factor, fast, lane, mask);
-            else strip<false, (int)R::ROWS < LANES ? (int)R::ROWS : LANES>(k, j, d, factor, fast, lane, mask);
+        for (int d = lane * R::VEC; d - lane * R::VEC < (int)t->cols; d += STRIP) {
+            PERI_ROLLED
+            for (int from = 0; from < x.count; from += LANES) {
+                const int64_t id = id_of(x, from), own = row_of(id);
+                const float weight = weight_of(x, from);
+                if (a.report && bad(id) && d < STRIP) report_id(x, from, id);
+                row_scale<R::FORMAT> scale = {};
+                if (R::CODES && own >= 0) scale.load((const char *)a.weight + own, (int)t->cols, pair);
+                PERI_ROLLED
+                for (int i = 0; i < LANES && from + i < x.count; i += TWO) {
+                    rows_of<TWO> rows;
+                    rows.load(*this, own, i, d, pair);
+                    PERI_UNROLL
+                    for (int r = 0; r < TWO; r++) {
+                        float acc[R::VEC] = {};
+                        rows.add(*this, r, weight, scale, i, acc);
+                        if (from + i + r < x.count) give(x.first + from + i + r, d, factor, acc);
+                    }
+                }
+            }
+        }
+    }
+
+    /** Bag @j, number by number: where rows lie badly. */
+    __device__ __forceinline__ void slow(int64_t j) const
+    {
+        const bag_ids x = bag(j);
+        const float factor = factor_of(j, x);
+        if (a.report && lane == 0) report_bag(j);
+        PERI_ROLLED
+        for (int d = lane * R::VEC; d - lane * R::VEC < (int)t->cols; d += STRIP) {
+            float acc[R::VEC] = {};
+            PERI_ROLLED
+            for (int from = 0; from < x.count; from += LANES) {
+                const int64_t id = id_of(x, from), own = row_of(id);
+                const float weight = weight_of(x, from);
+                if (a.report && bad(id) && d < STRIP) report_id(x, from, id);
+                PERI_ROLLED
+                for (int i = 0; i < LANES && from + i < x.count; i++) {
+                    const int64_t at = __shfl_sync(mask, own, i, LANES);
+                    const float by = __shfl_sync(mask, weight, i, LANES);
+                    PERI_UNROLL
+                    for (int c = 0; c < R::VEC; c++)
+                        if (at >= 0 && d + c < (int)t->cols)
+                            acc[c] = fmaf(by, tbe_value((const char *)a.weight + at, t->cols, d + c, R::FORMAT), acc[c]);
+                    if (t->pooling == PERI_POOLING_NONE) give(x.first + from + i, d, factor, acc);
+                }
+            }
+            if (t->pooling != PERI_POOLING_NONE) give(place_of(j), d, factor, acc);
         }
     }
 };
 
+template <class R, int LANES> __global__ void __launch_bounds__(PERI_BLOCK, PERI_LOOKUP_BLOCKS) lookup(peri_k_tbe_forward_args a)
+{
+    const int lane = (int)(threadIdx.x % LANES);
+    const unsigned mask = LANES == 32 ? 0xffffffffu : ((1u << (LANES & 31)) - 1) << ((threadIdx.x & 31) / LANES * LANES);
+    const int64_t first = peri_grid_thread() / LANES, step = peri_grid_threads() / LANES;
+    for (int k = (int)blockIdx.y; k < (int)a.list.n_blocks; k += (int)gridDim.y) {
+        const peri_k_tbe_block *b = &a.list.blocks[k];
+        const peri_k_tbe_table *t = &a.list.tables[b->table];
+        const group<R, LANES> g = {a, b, t, k, lane, mask};
+        if (!g.lies_well())
+            for (int64_t j = first; j < b->bags; j += step) g.slow(j);
+        else if (t->pooling == PERI_POOLING_NONE)
+            for (int64_t j = first; j < b->bags; j += step) g.single(j);
+        else g.pooled(first, step);
+    }
+}
+
+/** As many bags at once as the device can hold, WAVES times over: each group has some to go through, and they end at about the same time. */
+template <class R, int LANES> cudaError_t launch(const peri_k_tbe_forward_args *a, const peri_cuda_call *c)
+{
+    enum { WAVES = 4 };
+    const peri_k_tbe_list *s = &a->list;
+    if (s->n_blocks <= 0) return cudaSuccess;
+    dim3 grid = peri_bags_grid<LANES>(s);
+    const int64_t strips = (s->width + LANES * R::VEC - 1) / (LANES * R::VEC), most = (int64_t)c->processors * PERI_LOOKUP_BLOCKS * WAVES / grid.y + 1;
+    const int64_t wanted = grid.x * (strips > 1 ? strips : 1);
+    grid.x = (unsigned)(wanted < most ? wanted : most);
+    return peri_cuda_launch(lookup<R, LANES>, grid, PERI_BLOCK, 0, c, *a);
+}
+
 template <class R> cudaError_t forward(const peri_k_tbe_forward_args *a, const peri_cuda_call *c)
 {
-    if (a->list.width <= 4 * R::VEC) return peri_each_bag<4>(&a->list, c, forward_bag<R, 4>{*a});
-    if (a->list.width <= 8 * R::VEC) return peri_each_bag<8>(&a->list, c, forward_bag<R, 8>{*a});
-    if (a->list.width <= 16 * R::VEC) return peri_each_bag<16>(&a->list, c, forward_bag<R, 16>{*a});
-    return peri_each_bag<32>(&a->list, c, forward_bag<R, 32>{*a});
+    if (a->list.width <= 4 * R::VEC) return launch<R, 4>(a, c);
+    if (a->list.width <= 8 * R::VEC) return launch<R, 8>(a, c);
+    if (a->list.width <= 16 * R::VEC) return launch<R, 16>(a, c);
+    return launch<R, 32>(a, c);
 }
 
 } // namespace
