@@ -95,6 +95,7 @@ local function add_calibrate(parser)
   calibrate:option("--seconds", "About so many for the prices of a step (default: 15; across hosts 10).", nil, whole("--seconds", 3600))
   calibrate:option("-o --output", "The topology's file; default: beside the choices, where plans find it."):argname "FILE"
   calibrate:option("--only", "Measure one part: choices, machine."):choices { "choices", "machine" }
+  calibrate:option("--device", "Measure this device (cuda) in place of the processor, for plans of models on it."):argname "DEVICE"
   calibrate:flag("--dry-run", "Measure nothing: only see that the ranks meet and that the file can be written.")
 end
 
@@ -220,7 +221,7 @@ local function calibrate(options, words)
     return launch.run { ranks = options.ranks, hosts = options.host, hostfile = options.hostfile, words = list, arguments = {},
       script = function()
         require("perilune.launch.machine").run { output = options.output, seconds = options.seconds, choices = choices.ways(),
-          dry_run = dry_run }
+          device = options.device, dry_run = dry_run }
       end }
   end
   if launch.world() or options.dry_run then return on_all_ranks(options.dry_run) end

@@ -439,8 +439,10 @@ void peri__host_free(peri_device *device, void *p, int64_t bytes)
 
 bool peri__reaches_host(const peri_device *device) { return peri_device_host_access(device) || device->vtab->mapped_alloc; }
 
-peri_status peri__device_memory(peri_device *device, int64_t *available)
+peri_status peri_device_memory(peri_device *device, int64_t *available)
 {
+    PERI_NEED(device);
+    PERI_NEED(available);
     *available = -1;
     return device->vtab->memory ? said(device, "memory", device->vtab->memory(device->ctx, available)) : PERI_OK;
 }

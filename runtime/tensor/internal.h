@@ -69,8 +69,6 @@ peri_status peri__host_alloc(peri_device *device, int64_t bytes, void **out);
 void peri__host_free(peri_device *device, void *p, int64_t bytes);
 /** Whether kernels of the device can work in memory of the host. */
 bool peri__reaches_host(const peri_device *device);
-/** Bytes of the device's memory that are still to be had; -1: it does not know. */
-peri_status peri__device_memory(peri_device *device, int64_t *available);
 
 /* -- storage and tensors --------------------------------------------------------------------------------------------------------- */
 

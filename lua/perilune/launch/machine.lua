@@ -1,8 +1,12 @@
 -- machine.lua: what `perilune calibrate` measures of the machine: rates of copies, lookups, updates, products and exchanges, and the
 -- prices of a training step (plan/step.lua), found by running steps and solving for them. Makes a Topology.
 --
+-- On a GPU (perilune calibrate --device cuda) the same is measured of its memory, its kernels and the exchanges between GPUs; probes have
+-- PROBE_SCALE times the samples there, since small ones tell of launches only.
+--
 -- All ranks measure at the same time, as they would train: rates are those of a rank while all are busy. Of several turns the fastest
 -- counts, of ranks the slowest.
+local ffi = require "ffi"
 local peri = require "perilune"
 local launcher = require "perilune.launcher"
 local step = require "perilune.plan.step"
@@ -38,19 +42,48 @@ end
 
 -- -- bare rates ------------------------------------------------------------------------------------------------------------------------
 
-local COPIED = 32 * 2 ^ 20 -- bytes
-local SIDE = 384           -- of the matrices
+local SIDE = 384          -- of a processor's matrices
+local PROBE_SCALE = 32
 
-local function copy_rate(group, turns)
-  local a, b = Tensor.zeros({ COPIED / 4 }, "f32"), Tensor.zeros({ COPIED / 4 }, "f32")
-  return COPIED / fastest(group, turns, function() b:copy(a) end)
+--- What is measured: { device = (nil: the processor), copied = bytes of a copy, side = of matrices, scale = of probes' samples and rows }.
+local function target_of(device)
+  if not device then return { copied = 32 * 2 ^ 20, side = SIDE, scale = 1 } end
+  if device:match "^cuda:?%d*$" then return { device = device, copied = 2 ^ 29, side = 8192, scale = PROBE_SCALE } end
+  return { device = device, copied = 2 ^ 16, side = 32, scale = 1 / 16 } -- a pretended one
+end
+
+local function wait_for(target)
+  if target.device then peri.stream.current(target.device):synchronize() end
+end
+
+local function copy_rate(group, turns, target)
+  local function bytes() return Tensor.zeros({ target.copied / 4 }, "f32", target.device or "cpu") end
+  local a, b = bytes(), bytes()
+  return target.copied / fastest(group, turns, function()
+    b:copy(a)
+    wait_for(target)
+  end)
 end
 
 local function product(a, b) peri.nn.functional.matmul(a, b):shape() end
 
-local function product_rate(group, turns)
-  local a, b = Tensor.ones { SIDE, SIDE }, Tensor.ones { SIDE, SIDE }
-  return 2 * SIDE ^ 3 / fastest(group, turns, function() product(a, b) end)
+local function product_rate(group, turns, target)
+  local side = target.side
+  local function matrix(seed) return Tensor.uniform({ side, side }, -1, 1, seed, 0, "f32", target.device or "cpu") end
+  local a, b = matrix(1), matrix(2)
+  return 2 * side ^ 3 / fastest(group, turns, function()
+    product(a, b)
+    wait_for(target)
+  end)
+end
+
+--- Bytes a millisecond from the host's memory to the device.
+local function bus_rate(group, turns, target)
+  local there, here = Tensor.zeros({ target.copied / 4 }, "f32", target.device), Tensor.zeros({ target.copied / 4 }, "f32", "cpu")
+  return target.copied / fastest(group, turns, function()
+    there:copy(here)
+    wait_for(target)
+  end)
 end
 
 local SHARED = 1.3 -- times as long as one host alone: less is chance (other work on a machine makes less of a difference of it)
@@ -85,12 +118,14 @@ local IN_A_ROW = 8 -- exchanges that are timed together: ranks leave a barrier o
 
 --- Bytes a millisecond that a rank sends in an all-to-all of a group, and milliseconds of one that moves next to nothing. bytes: to each
 --- of the others.
-local function exchange(world, group, turns, bytes)
+local function exchange(world, group, turns, bytes, target)
   local n = group:size()
   local function ms(numbers)
-    local a, b = Tensor.zeros({ n * numbers }, "f32"), Tensor.zeros({ n * numbers }, "f32")
+    local function all() return Tensor.zeros({ n * numbers }, "f32", target.device or "cpu") end
+    local a, b = all(), all()
     return fastest(world, turns, function()
       for _ = 1, IN_A_ROW do group:all_to_all(a, b):wait() end
+      wait_for(target)
     end) / IN_A_ROW
   end
   local latency, large = ms(1), ms(bytes / 4)
@@ -190,18 +225,19 @@ local function entry_of(probe, t, topology)
   return plan.table_wise(probe.one_rank and 0 or (t - 1) % topology.world_size)
 end
 
---- What a probe measures: { model =, plan =, constraints =, batch_size = }.
-local function described(probe, topology)
+--- What a probe measures, with @scale times its samples and rows: { model =, plan =, constraints =, batch_size = }.
+local function described(probe, topology, scale)
   local tables, entries, constraints = {}, {}, {}
+  local function scaled(n) return math.max(1, math.floor(n * scale)) end
   local n = math.max(probe.tables or TABLES, topology.world_size)
   if probe.sharding == "apart" then n = 1 + topology.world_size - topology.local_world_size end
   for t = 1, n do
     local name = "t" .. t
-    tables[t] = { name = name, num_embeddings = probe.rows, embedding_dim = probe.dim, feature_names = { "f" .. t } }
+    tables[t] = { name = name, num_embeddings = scaled(probe.rows), embedding_dim = probe.dim, feature_names = { "f" .. t } }
     entries[name], constraints[name] = entry_of(probe, t, topology), plan.ParameterConstraints { pooling_factors = { probe.ids } }
   end
   return { model = { { path = "", kind = "EmbeddingBagCollection", tables = tables, optimizer = probe.optimizer or "rowwise_adagrad" } },
-    plan = plan.ShardingPlan { [""] = entries }, constraints = constraints, batch_size = probe.batch }
+    plan = plan.ShardingPlan { [""] = entries }, constraints = constraints, batch_size = scaled(probe.batch) }
 end
 
 local across = { table_row_wise = true, apart = true } -- need several hosts
@@ -223,9 +259,9 @@ end
 local PASSES = 2 -- over all probes: what disturbs a machine for seconds does not meet a probe twice. Across hosts one of either kind
 
 --- Run a probe. Returns milliseconds: { ms =, forward =, backward = }.
-local function run(probe, topology, group, world, seconds)
-  local args = described(probe, topology)
-  args.group, args.beside = group, world
+local function run(probe, topology, group, world, seconds, target)
+  local args = described(probe, topology, target.scale)
+  args.group, args.beside, args.device = group, world, target.device
   local prepared = measure.prepare(args)
   local best, from = { ms = math.huge }, now()
   for turn = 0, MOST_TURNS do
@@ -248,11 +284,11 @@ end
 
 --- What was counted of all probes: a list of { ranks = (step.by_rank), ms = what it took, one_host = of the ranks of one host }. args: a
 --- Topology's; times: of all ranks; times.host: of those of one host, if there are several.
-local function counted(args, times)
+local function counted(args, times, scale)
   local list = {}
   local function add(topology, own_times, alone)
     for i, probe in ipairs(probes_of(topology)) do
-      local p = described(probe, topology)
+      local p = described(probe, topology, scale)
       local options, placement = step.of_plan(p.plan, p.model, topology, p.batch_size, p.constraints)
       list[#list + 1] = { ranks = step.by_rank(options, placement, topology), ms = own_times[i], one_host = alone }
     end
@@ -286,7 +322,7 @@ end
 
 --- Milliseconds of all probes in a group, the others of whose world do the same at the same times: the fastest of some passes and of
 --- `times`, if there are any from before. Collective.
-local function measured(topology, group, world, seconds, times, tell)
+local function measured(topology, group, world, seconds, times, tell, target)
   local list, passes = probes_of(topology), world:size() > world.local_size and 1 or PASSES
   times = util.copy(times or {})
   for pass = 1, passes do
@@ -294,7 +330,7 @@ local function measured(topology, group, world, seconds, times, tell)
       tell((pass - 1) * #list + i, passes * #list, ("%d ids of %d columns%s"):format(probe.ids, probe.dim,
         probe.sharding and ", " .. probe.sharding or ""))
       peri.scope(function()
-        local found = run(probe, topology, group, world, seconds / passes / #list)
+        local found = run(probe, topology, group, world, seconds / passes / #list, target)
         if not times[i] or found.ms < times[i].ms then times[i] = found end
       end)
     end
@@ -304,8 +340,8 @@ end
 
 --- Prices of all units by the probes' times, and bytes of the caches as they act, others being there too: of some parts of the last one
 --- that which explains the probes best.
-function M.prices(t, times)
-  local list, best = counted(t, times), nil
+function M.prices(t, times, scale)
+  local list, best = counted(t, times, scale or 1), nil
   for part = 0, 6 do
     for times_own = -1, 2 do
       local own = util.copy(t)
@@ -351,23 +387,33 @@ local function cache_bytes(last)
   return 32 * 2 ^ 20
 end
 
+local DEVICE_CACHE = 64 * 2 ^ 20 -- more than a GPU has: of parts of it that which explains the probes best is taken
+
+--- Bytes that are free on the devices of all ranks, of which a rank has its part where several share one.
+local function device_memory(group, device)
+  local bytes = ffi.new "int64_t[1]"
+  peri.ffi.check(C.peri_device_memory(peri.ffi.device(device), bytes))
+  return math.floor(-most(group, -tonumber(bytes[0])))
+end
+
 --- Rates of copies, products and exchanges; of `before`, if that is there, those that are better.
-local function bare(group, t, before, tell)
+local function bare(group, t, before, tell, target)
   local turns, n, host = 7, t.world_size, t.local_world_size
   local function better(pick, new, old) return old and pick(new, old) or new end
   tell(0, 1, "copies and products")
-  t.rates.copy = better(math.max, copy_rate(group, turns), before and before.rates.copy)
-  t.rates.products = better(math.max, product_rate(group, turns), before and before.rates.products)
+  t.rates.copy = better(math.max, copy_rate(group, turns, target), before and before.rates.copy)
+  t.rates.products = better(math.max, product_rate(group, turns, target), before and before.rates.products)
   local intra, cross = peri.dist.comm.intra_and_cross_node_pg { group = group }
   tell(0, 1, "exchanges")
   local function links(kind, sub)
-    local bandwidth, latency = exchange(group, sub, turns, 2 ^ 20)
+    local bandwidth, latency = exchange(group, sub, turns, target.device and 2 ^ 24 or 2 ^ 20, target)
     t[kind .. "_bw"] = better(math.max, bandwidth, before and before[kind .. "_bw"])
     t[kind .. "_latency"] = better(math.min, latency, before and before[kind .. "_latency"])
   end
   if host > 1 then links("intra_host", intra) end
   if n > host then
     links("inter_host", cross)
+    if target.device then return end
     t.inter_host_burst = better(math.max, burst(group, cross, 2 * turns + 1, 2 ^ 18, t.inter_host_bw), before and before.inter_host_burst)
     t.hosts_sharing = hosts_sharing(group)
   end
@@ -389,26 +435,34 @@ function M.topology(args)
   local group, tell, seconds, before = args.group, args.tell or function() end, args.seconds or 20, args.before
   local n, host = group:size(), group.local_size
   check_hosts(group)
-  local t = { world_size = n, local_world_size = host, processors = math.min(launcher.cpus(), 2 ^ 20), threads = peri.ffi.C.peri_threads(),
-    rates = {}, choices = args.choices, ddr_cap = math.floor(memory(group)), cache_bytes = cache_bytes(4),
-    core_cache_bytes = cache_bytes(3) }
-  bare(group, t, before and before.bare, tell)
+  local target = target_of(args.device)
+  local t = { world_size = n, local_world_size = host, rates = {}, ddr_cap = math.floor(memory(group)) }
+  if args.device then
+    t.compute_device, t.hbm_cap = "cuda", device_memory(group, args.device)
+    t.cache_bytes, t.core_cache_bytes = DEVICE_CACHE, DEVICE_CACHE / 8
+    t.hbm_to_ddr_mem_bw = bus_rate(group, 3, target)
+  else
+    t.processors, t.threads, t.choices = math.min(launcher.cpus(), 2 ^ 20), peri.ffi.C.peri_threads(), args.choices
+    t.cache_bytes, t.core_cache_bytes = cache_bytes(4), cache_bytes(3)
+  end
+  bare(group, t, before and before.bare, tell, target)
   local found = { bare = util.copy(t) }
   found.bare.rates = util.copy(t.rates)
   local all, times = plan.Topology(t), before and before.times
-  found.times = measured(all, group, group, n > host and 0.5 * seconds or seconds, times, tell)
+  found.times = measured(all, group, group, n > host and 0.5 * seconds or seconds, times, tell, target)
   if n > host then -- what ranks compute is a small part of what they take across hosts: it is found by steps without that
     local own = peri.dist.comm.intra_and_cross_node_pg { group = group }
-    found.times.host = measured(one_host(t), own, group, 0.5 * seconds, times and times.host, tell)
+    found.times.host = measured(one_host(t), own, group, 0.5 * seconds, times and times.host, tell, target)
   end
   tell(0, 1, "prices")
   local made = peri.dist.collective_utils.invoke_on_rank_and_broadcast_result(group, 0, function() -- one topology on all ranks
-    local best = M.prices(t, found.times)
+    local best = M.prices(t, found.times, target.scale)
     local ahead, back = best.costs.forward, best.costs.backward
     t.costs, t.cache_bytes, t.core_cache_bytes = best.costs, best.cache_bytes, best.core_cache_bytes
     t.rates.gather = M.rate(ahead.id_byte + ahead.cold_row_byte, t.rates.copy)
     t.rates.update = M.rate(back.id_byte + back.cold_row_byte, t.rates.copy)
-    t.ddr_mem_bw = t.rates.gather
+    if args.device then t.hbm_mem_bw = 2 * t.rates.copy -- read and written
+    else t.ddr_mem_bw = t.rates.gather end
     return { topology = t, off = best.off }
   end)
   return plan.Topology(made.topology), made.off, found
@@ -421,6 +475,7 @@ local function report(topology, off, print_line)
   local r, t = topology.rates, topology
   local rows = { { "copies", rate(r.copy) }, { "rows looked up", rate(r.gather) }, { "rows updated", rate(r.update) },
     { "products", ("%.3g GFLOP/s"):format(r.products / 1e6) } }
+  if t.compute_device == "cuda" then rows[#rows + 1] = { "from the host's memory", rate(t.hbm_to_ddr_mem_bw) } end
   if t.local_world_size > 1 then
     rows[#rows + 1] = { "exchanges within a host", ("%s, %.3g ms"):format(rate(t.intra_host_bw), t.intra_host_latency) }
   end
@@ -466,8 +521,9 @@ function M.run(options)
     io.stdout:flush()
   end
   local topology, off
+  local device = options.device ~= "cpu" and options.device or nil
   local others = most(world, beside.others(world, function()
-    topology, off = M.topology { group = world, choices = options.choices, tell = tell,
+    topology, off = M.topology { group = world, choices = options.choices, tell = tell, device = device,
       seconds = options.seconds or world:size() > world.local_size and SECONDS_ACROSS or SECONDS }
     return topology.hosts_sharing * topology.local_world_size < world:size()
   end))

@@ -24,8 +24,13 @@ local function draw(values, first, n, rows, seed)
   end
 end
 
---- A batch of a collection: f.length ids a bag on average of feature f, of which there are f.bags, with ids below f.rows.
-local function batch_of(features, seed)
+--- Wait until @device has done all that was queued on the current stream; nil: the processor, which has.
+local function wait_for(device)
+  if device then peri.stream.current(device):synchronize() end
+end
+
+--- A batch of a collection: f.length ids a bag on average of feature f, of which there are f.bags, with ids below f.rows; on @device.
+local function batch_of(features, seed, device)
   local total, bags, keys, strides, varied = 0, 0, {}, {}, false
   for i, f in ipairs(features) do
     keys[i], strides[i], varied = f.name, { f.bags }, varied or f.bags ~= features[1].bags
@@ -47,16 +52,17 @@ local function batch_of(features, seed)
     for i, f in ipairs(features) do
       for s = 0, samples - 1 do places[(i - 1) * samples + s] = s % math.max(f.bags, 1) end
     end
-    inverse = { keys, Tensor.from_memory(places, { #features, samples }, "i64") }
+    inverse = { keys, Tensor.from_memory(places, { #features, samples }, "i64", "cpu") }
   end
-  return peri.KeyedJaggedTensor { keys = keys, inverse_indices = inverse, stride = not varied and features[1].bags or nil,
-    stride_per_key_per_rank = varied and strides or nil, values = Tensor.from_memory(values, { total }, "i64"),
-    lengths = Tensor.from_memory(lengths, { bags }, "i32") }
+  local batch = peri.KeyedJaggedTensor { keys = keys, inverse_indices = inverse, stride = not varied and features[1].bags or nil,
+    stride_per_key_per_rank = varied and strides or nil, values = Tensor.from_memory(values, { total }, "i64", "cpu"),
+    lengths = Tensor.from_memory(lengths, { bags }, "i32", "cpu") }
+  return device and batch:to(device) or batch
 end
 
 --- The sharded module of one collection of a model (plan/describe.lua) under its part of a plan, with its features. One of several tables
 --- has ids that all of them have, and as many as the first says.
-local function sharded_of(collection, module_plan, constraints, group, batch_size)
+local function sharded_of(collection, module_plan, constraints, group, batch_size, device)
   local pooled = collection.kind ~= "EmbeddingCollection"
   local tables, features, known = {}, {}, {}
   for i, t in ipairs(collection.tables) do
@@ -76,7 +82,7 @@ local function sharded_of(collection, module_plan, constraints, group, batch_siz
     end
   end
   local class = pooled and peri.shard.ShardedEmbeddingBagCollection or peri.shard.ShardedEmbeddingCollection
-  return class { tables = tables, plan = module_plan, group = group,
+  return class { tables = tables, plan = module_plan, group = group, device = device,
     fused_params = config_of.usual_params(collection.optimizer or "sgd") }, features
 end
 
@@ -90,30 +96,33 @@ end
 local function step(part, batch)
   local from = now()
   local rows = rows_of(part.module, util.resolve(part.module:forward(batch)))
-  rows[1]:shape() -- waits
+  rows[1]:shape() -- waits for other ranks
+  wait_for(part.device)
   local between = now()
   for i, x in ipairs(rows) do
     local n = x:numel()
     local kept = part.gradients[i]
     if not kept or kept:numel() ~= n then
       if kept then kept:release() end
-      part.gradients[i] = peri.ffi.lasting(Tensor.full, x:shape(), 1e-3, "f32")
+      part.gradients[i] = peri.ffi.lasting(Tensor.full, x:shape(), 1e-3, "f32", x:device())
     end
   end
+  wait_for(part.device)
   local begin = now()
   Tensor.backward(rows, part.gradients)
+  wait_for(part.device)
   return between - from, now() - begin
 end
 
 --- The sharded collections of a model under a plan. Returns an object for M.time. Collective.
 --- args: { model =, plan = ShardingPlan, constraints =, batch_size = (of a rank), group =, beside = the group whose other ranks do the same
---- at the same times (nil: group) }
+--- at the same times (nil: group), device = where tables are (nil: the processor) }
 function M.prepare(args)
   local before, parts = tonumber(C.peri_mem_live()), {}
   for i, collection in ipairs(args.model) do
     local module, features = sharded_of(collection, args.plan:get_plan_for_module(collection.path), args.constraints, args.group,
-      args.batch_size)
-    parts[i] = { module = module, features = features, gradients = {} }
+      args.batch_size, args.device or "cpu")
+    parts[i] = { module = module, features = features, gradients = {}, device = args.device }
   end
   return { parts = parts, group = args.group, beside = args.beside or args.group, bytes = tonumber(C.peri_mem_live()) - before,
     number = 0, before = 1, in_a_row = 1 }
@@ -134,7 +143,7 @@ function M.time(prepared)
     for k = 1, before + n do
       prepared.number = prepared.number + 1
       batches[k] = util.map(prepared.parts, function(part)
-        return batch_of(part.features, prepared.number * group:size() + group:rank())
+        return batch_of(part.features, prepared.number * group:size() + group:rank(), part.device)
       end)
     end
     local function one(k)

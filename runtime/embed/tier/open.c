@@ -64,7 +64,7 @@ static peri_status check_params(const peri_tbe_config *c)
 static peri_status memory_for_caches(peri_device *device, int64_t reserved, int64_t *available)
 {
     if (peri_device_host_access(device)) *available = available_memory();
-    else PERI_TRY(peri__device_memory(device, available));
+    else PERI_TRY(peri_device_memory(device, available));
     if (*available > 0 && !peri_device_host_access(device)) *available -= *available / 8; /* for batches, and for rows on their way */
     if (*available < 0 && reserved > 0)
         return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_new: reserved_memory is %lld bytes, but device %s does not tell how much memory it "

@@ -38,6 +38,8 @@ PERI_API bool peri_device_probe(const char *name, char *reason, size_t len);
 PERI_API const char *peri_cpu_isa(void);
 /** Block the calling thread until everything queued on every stream of the device has run. Local. */
 PERI_API peri_status peri_device_synchronize(peri_device *device);
+/** @available: bytes of the device's memory that are still to be had; -1: it does not know. Local. */
+PERI_API peri_status peri_device_memory(peri_device *device, int64_t *available);
 /** Make the test device "opaque" choose its orders from @seed (default 1, or PERI_OPAQUE_SEED). No effect on other devices. */
 PERI_API peri_status peri_device_seed(peri_device *device, uint64_t seed);
 
