@@ -36,11 +36,14 @@ local function batch_of(features, seed, device)
     keys[i], strides[i], varied = f.name, { f.bags }, varied or f.bags ~= features[1].bags
     total, bags = total + math.floor(f.length * f.bags + 0.5), bags + f.bags
   end
-  local values, lengths = ffi.new("int64_t[?]", math.max(total, 1)), ffi.new("int32_t[?]", math.max(bags, 1))
+  local values = not device and ffi.new("int64_t[?]", math.max(total, 1))
+  local lengths, drawn = ffi.new("int32_t[?]", math.max(bags, 1)), {}
   local at, bag = 0, 0
   for i, f in ipairs(features) do
     local n = math.floor(f.length * f.bags + 0.5)
-    draw(values, at, n, f.rows, seed * 7919 + i * 104729)
+    local own = seed * 7919 + i * 104729
+    if values then draw(values, at, n, f.rows, own)
+    else drawn[i] = Tensor.uniform({ n }, 0, f.rows, own, 0, "f64", device):to "i64" end -- a GPU draws millions sooner than they travel
     for b = 0, f.bags - 1 do lengths[bag + b] = math.floor((b + 1) * n / f.bags) - math.floor(b * n / f.bags) end
     at, bag = at + n, bag + f.bags
   end
@@ -52,12 +55,11 @@ local function batch_of(features, seed, device)
     for i, f in ipairs(features) do
       for s = 0, samples - 1 do places[(i - 1) * samples + s] = s % math.max(f.bags, 1) end
     end
-    inverse = { keys, Tensor.from_memory(places, { #features, samples }, "i64", "cpu") }
+    inverse = { keys, Tensor.from_memory(places, { #features, samples }, "i64", device or "cpu") }
   end
-  local batch = peri.KeyedJaggedTensor { keys = keys, inverse_indices = inverse, stride = not varied and features[1].bags or nil,
-    stride_per_key_per_rank = varied and strides or nil, values = Tensor.from_memory(values, { total }, "i64", "cpu"),
-    lengths = Tensor.from_memory(lengths, { bags }, "i32", "cpu") }
-  return device and batch:to(device) or batch
+  return peri.KeyedJaggedTensor { keys = keys, inverse_indices = inverse, stride = not varied and features[1].bags or nil,
+    stride_per_key_per_rank = varied and strides or nil, values = values and Tensor.from_memory(values, { total }, "i64", "cpu") or peri.nn.functional.cat(drawn, 1),
+    lengths = Tensor.from_memory(lengths, { bags }, "i32", device or "cpu") }
 end
 
 --- The sharded module of one collection of a model (plan/describe.lua) under its part of a plan, with its features. One of several tables
