@@ -63,6 +63,9 @@ local function add_plan(parser)
       .. "{ model =, constraints = { table = { sharding_types = ... } }, relations = { ... }, cost =, objective = } (docs/plans.md).")
   plan:argument("model", "The Lua file; without one, --data decides: a table for each category, as the demonstration makes them."):args "?"
   plan:option("--topology", "A file that plan.Topology:save wrote, or the name of a machine (plan.Topology.presets).")
+  plan:option("--machine", "The same as --topology NAME -n RANKS: h100:8 is a host of 8 GPUs, h100:512 are 64 of them."):argname "NAME:RANKS"
+  plan:option("--precision", "Of the dense part, where the machine has prices of it: highest (f32), high (TF32), bf16 (autocast)."):choices {
+    "highest", "high", "bf16" }
   plan:option("-n --ranks", "Ranks; default: those of the topology."):argname "RANKS":convert(whole "-n")
   plan:option("--batch-size", "Samples of a rank; default: 512.", 512, whole "--batch-size")
   plan:option("--data", "A file in the Criteo layout: its ids are counted, and the plan is made for what they are like."):argname "FILE"
@@ -231,8 +234,23 @@ local function calibrate(options, words)
   return on_all_ranks(false)
 end
 
+--- --machine h100:8 as --topology h100 -n 8. Returns what is wrong with it; nil: nothing.
+local function settle_machine(options)
+  if not options.machine then return nil end
+  local name, ranks = options.machine:match "^([^:]+):(%d+)$"
+  name = name or options.machine:match "^[^:]+$"
+  if not name or ranks and tonumber(ranks) < 1 then
+    return ("--machine: '%s', allowed: NAME or NAME:RANKS, such as h100:8"):format(options.machine)
+  end
+  if options.topology then return "--machine and --topology: one of them says the machine" end
+  if ranks and options.ranks then return "--machine with ranks and -n: one of them says how many" end
+  options.topology, options.ranks = name, tonumber(ranks) or options.ranks
+end
+
 local function plans(options, words)
   local command = require "perilune.launch.plans"
+  local wrong = settle_machine(options)
+  if wrong then return refuse(wrong, 2) end
   if not options.verify then return command.run(options) end
   local refusal = command.refusal(options)
   if refusal then return refuse(refusal, 1) end

@@ -12,8 +12,10 @@ local launcher = require "perilune.launcher"
 local step = require "perilune.plan.step"
 local measure = require "perilune.launch.measure"
 local fit = require "perilune.launch.fit"
+local dense = require "perilune.launch.dense"
 local beside = require "perilune.launch.beside"
 local files = require "perilune.plan.text"
+local topologies = require "perilune.plan.topology"
 local Tensor, plan, util, C = peri.Tensor, peri.plan, peri.util, peri.ffi.C
 
 local M = {}
@@ -45,11 +47,12 @@ end
 local SIDE = 384          -- of a processor's matrices
 local PROBE_SCALE = 32
 
---- What is measured: { device = (nil: the processor), copied = bytes of a copy, side = of matrices, scale = of probes' samples and rows }.
+--- What is measured: { device = (nil: the processor), copied = bytes of a copy, side = of matrices, scale = of probes' samples and rows, dense_scale = of the sizes of
+--- networks }.
 local function target_of(device)
   if not device then return { copied = 32 * 2 ^ 20, side = SIDE, scale = 1 } end
-  if device:match "^cuda:?%d*$" then return { device = device, copied = 2 ^ 29, side = 8192, scale = PROBE_SCALE } end
-  return { device = device, copied = 2 ^ 16, side = 32, scale = 1 / 16 } -- a pretended one
+  if device:match "^cuda:?%d*$" then return { device = device, copied = 2 ^ 29, side = 8192, scale = PROBE_SCALE, dense_scale = 1 } end
+  return { device = device, copied = 2 ^ 16, side = 32, scale = 1 / 16, dense_scale = 1 / 64 } -- a pretended one
 end
 
 local function wait_for(target)
@@ -463,6 +466,7 @@ function M.topology(args)
     t.rates.update = M.rate(back.id_byte + back.cold_row_byte, t.rates.copy)
     if args.device then t.hbm_mem_bw = 2 * t.rates.copy -- read and written
     else t.ddr_mem_bw = t.rates.gather end
+    if args.device then t.dense, best.off.dense = dense.prices(args.device, target.dense_scale, tell) end
     return { topology = t, off = best.off }
   end)
   return plan.Topology(made.topology), made.off, found
@@ -476,6 +480,13 @@ local function report(topology, off, print_line)
   local rows = { { "copies", rate(r.copy) }, { "rows looked up", rate(r.gather) }, { "rows updated", rate(r.update) },
     { "products", ("%.3g GFLOP/s"):format(r.products / 1e6) } }
   if t.compute_device == "cuda" then rows[#rows + 1] = { "from the host's memory", rate(t.hbm_to_ddr_mem_bw) } end
+  for _, precision in ipairs(plan.dense.precisions) do
+    local flop = t.dense and t.dense[precision].forward.flop
+    if flop then
+      rows[#rows + 1] = { "dense part, " .. precision, ("%s, prices %.0f %% off"):format(
+        flop > 0 and ("products at %.0f TFLOP/s"):format(1e-9 / flop) or "launches alone", 100 * off.dense[precision]) }
+    end
+  end
   if t.local_world_size > 1 then
     rows[#rows + 1] = { "exchanges within a host", ("%s, %.3g ms"):format(rate(t.intra_host_bw), t.intra_host_latency) }
   end
@@ -491,8 +502,8 @@ end
 
 --- The file for what is measured of so many ranks, so many a host, and whether it is the one that is kept for them. An error if it cannot
 --- be: before all the work.
-local function file_for(output, ranks, host)
-  local kept = plan.Topology.kept_path(ranks, host)
+local function file_for(output, ranks, host, device)
+  local kept = plan.Topology.kept_path(ranks, host, device and topologies.device_kind(device))
   local path = output or kept
   if not path then peri.ffi.fail "calibrate: no folder for what is measured (PERI_TUNE=off, or no home); give --output" end
   files.probe(path, output and "calibrate: --output" or "calibrate", path == kept)
@@ -510,8 +521,9 @@ function M.run(options)
   local live = first and (os.getenv "PERI_PROGRESS" or (os.execute "test -t 1" == 0 and "live" or "lines")) == "live"
   if options.dry_run then check_hosts(world) end -- or M.topology does
   local path, kept
+  local device = options.device ~= "cpu" and options.device or nil
   peri.dist.collective_utils.invoke_on_rank_and_broadcast_result(world, 0, function()
-    path, kept = file_for(options.output, world:size(), world.local_size)
+    path, kept = file_for(options.output, world:size(), world.local_size, device)
   end)
   if options.dry_run then return end
   local function tell(done, all, text)
@@ -521,7 +533,6 @@ function M.run(options)
     io.stdout:flush()
   end
   local topology, off
-  local device = options.device ~= "cpu" and options.device or nil
   local others = most(world, beside.others(world, function()
     topology, off = M.topology { group = world, choices = options.choices, tell = tell, device = device,
       seconds = options.seconds or world:size() > world.local_size and SECONDS_ACROSS or SECONDS }

@@ -120,12 +120,28 @@ local function asked(options)
   return { schedule = schedule, times = times, scale = options.scale and scale_of(options.scale) or {} }
 end
 
+--- Times of a schedule's operations: those that are given, and those of the dense part where the machine has prices of it.
+local function times_of(what, dense)
+  local times = util.copy(what.times)
+  for _, o in ipairs(dense and what.schedule:check().operations or {}) do
+    if dense[o.name] and not times[o.name] then times[o.name] = dense[o.name] end
+  end
+  return times
+end
+
+--- A line about the dense part of a step.
+local function dense_line(dense, precision)
+  return ("dense part (%s): %.3g ms a step: forward %.3g, backward %.3g, optimizer %.3g"):format(precision or "highest", dense.ms,
+    dense.forward, dense.backward, dense.optimizer)
+end
+
 --- Simulate the plan under a schedule, and plans for other numbers of ranks; a table of them, and a timeline of the plan.
 local function simulate(options, what, g, planner, stream)
   local cluster = require "perilune.pipeline.cluster"
+  local dense = plan.dense.predict(g.model, planner.topology, options.batch_size, options.precision)
   local function run(p)
     util.integer("perilune plan", "ranks with --simulate", p.topology.world_size, 1, MOST_SIMULATED)
-    return cluster.simulate { planner = p, schedule = what.schedule, times = what.times, dense_bytes = g.model.dense_bytes }
+    return cluster.simulate { planner = p, schedule = what.schedule, times = times_of(what, dense), dense_bytes = g.model.dense_bytes }
   end
   local list = { run(planner) }
   if options.trace then
@@ -182,6 +198,9 @@ function M.run(options, stream)
     local what, g = asked(options), given(options, stream)
     local planner, plan_made = planned(options, g, options.ranks)
     lines(stream, plan.report.lines(planner))
+    local dense = plan.dense.predict(g.model, planner.topology, options.batch_size, options.precision)
+    if dense then lines(stream, { dense_line(dense, options.precision) })
+    elseif options.precision then P.fail "perilune plan: --precision goes with a machine that has prices of the dense part, and with a model's module or matrices" end
     local why = not options.no_reasons and plan.report.reasons(planner, g.model) or nil
     if why then lines(stream, plan.report.reason_lines(why, #planner.last.best.proposal)) end
     if options.save then
@@ -206,6 +225,9 @@ end
 
 --- plan --verify: a rank's part. Prints on rank 0.
 function M.verify(options)
+  if options.topology and plan.report.topology(options.topology, options.ranks).compute_device ~= "cpu" then
+    P.fail "plan --verify: the topology is of GPUs; --verify runs steps on processors"
+  end
   local peri = require "perilune"
   local world = peri.init()
   local n, host = world:size(), world.local_size

@@ -2,6 +2,7 @@
 --
 -- What is learned must not depend on the number of ranks, so first those ways are tried that leave every bit as it is: whole tables, and
 -- blocks of columns where an optimizer treats each number by itself. Only a model that does not fit so gets its rows cut.
+local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local signature = require "perilune.signature"
@@ -75,10 +76,10 @@ local function say(text)
   said[text] = true
 end
 
---- The measured topology (perilune calibrate) of so many ranks, if this user has one that can be read. One of other threads is still of
---- this machine: its prices tell tables apart better than those of another processor.
-local function measured(n, host)
-  local ok, kept = pcall(topologies.Topology.kept, n, host)
+--- The measured topology (perilune calibrate) of so many ranks (device: of their GPUs), if this user has one that can be read. One of other
+--- threads is still of this machine: its prices tell tables apart better than those of another processor.
+local function measured(n, host, device)
+  local ok, kept = pcall(topologies.Topology.kept, n, host, device)
   if not ok then
     say(("plans go by default prices: %s"):format(type(kept) == "table" and kept.message or tostring(kept)))
     return nil
@@ -91,9 +92,29 @@ local function measured(n, host)
   return kept
 end
 
---- The topology of the ranks of env: the measured one, or one with default prices.
-function M.topology(env, collections)
+--- Bytes that are left on a device for tables of its ranks.
+local function device_memory(device)
+  local bytes = ffi.new "int64_t[1]"
+  P.check(P.C.peri_device_memory(P.device(device or nil), bytes))
+  return tonumber(bytes[0])
+end
+
+--- The kind of a device: a name, a handle, or none (the default one).
+local function kind_of(device)
+  device = device or P.state.device
+  return topologies.device_kind(type(device) == "string" and device or ffi.string(P.C.peri_device_name(device)))
+end
+
+--- The topology of the ranks of env, whose tables are on @device (a name; nil: the default one): the measured one, or one with default
+--- prices: those of an H100 for GPUs.
+function M.topology(env, collections, device)
   local n, host = env.world_size, host_size(env)
+  if kind_of(device) == "cuda" then
+    local kept = measured(n, host, "cuda")
+    if kept then return kept end
+    return topologies.Topology.preset("h100", { world_size = n, local_world_size = host,
+      hbm_cap = device_memory(device), ddr_cap = memory(collections, host) })
+  end
   return measured(n, host) or topologies.Topology { world_size = n, local_world_size = host,
     ddr_cap = memory(collections, host), intra_host_bw = 4e6, inter_host_bw = 1e6 }
 end
@@ -110,14 +131,14 @@ local function planned(collections, topology, types, device, plain)
     end
   end
   local planner = planners.EmbeddingShardingPlanner { topology = topology, estimates = "step", constraints = constraints,
-    storage_reservation = reservations.FixedPercentageStorageReservation { percentage = SPARE, tiers = { "ddr" } },
+    storage_reservation = reservations.FixedPercentageStorageReservation { percentage = SPARE, tiers = { topology:own_tier() } },
     max_placements = MOST_PLACED }
   return planner:plan(model)
 end
 
 --- The plan of collections (list of { path =, module =, tables =, sharder = }) on the ranks of env. Local.
 function M.of(collections, env, device)
-  local topology = M.topology(env, collections)
+  local topology = M.topology(env, collections, device)
   local ok, plan = pcall(planned, collections, topology, exact, device, false)
   if ok then return plan end
   local full = type(plan) == "table" and tostring(plan.message):find("proposals fits", 1, true)

@@ -21,9 +21,10 @@ function M.collection(path, module, tables)
     optimizer = params and params.optimizer or nil }
 end
 
---- The collections of an nn.Module, in its order, with dense_bytes: of the parameters outside of them. Allocates nothing.
+--- The collections of an nn.Module, in its order, with dense_bytes: of the parameters outside of them, and matrices: { out, in } of each of
+--- these that is one. Allocates nothing.
 function M.module(module)
-  local model, within, dense, seen = { dense_bytes = 0 }, {}, {}, {}
+  local model, within, dense, seen = { dense_bytes = 0, matrices = {} }, {}, {}, {}
   for _, entry in ipairs(module:named_modules()) do
     local m = entry.module
     if not within[m] and kinds[m.class_name] then
@@ -36,7 +37,11 @@ function M.module(module)
   for _, m in ipairs(dense) do
     for _, name in ipairs(m._parameters) do
       local p = rawget(m, name)
-      if p and not seen[p] then seen[p], model.dense_bytes = true, model.dense_bytes + 4 * p:numel() end
+      if p and not seen[p] then
+        seen[p], model.dense_bytes = true, model.dense_bytes + 4 * p:numel()
+        local shape = p:shape()
+        if #shape == 2 then table.insert(model.matrices, shape) end
+      end
     end
   end
   return model
@@ -71,12 +76,12 @@ end
 --- A table { tables = list } or { { path =, kind =, tables = ... }, ... }, checked.
 local function described(given)
   local list = given.tables and { given } or given
-  local model = { dense_bytes = given.dense_bytes or 0, buffer_bytes = given.buffer_bytes or 0 }
+  local model = { dense_bytes = given.dense_bytes or 0, buffer_bytes = given.buffer_bytes or 0, matrices = given.matrices }
   local seen = {}
   for i, c in ipairs(list) do
     local where = ("model[%d]"):format(i)
     local a = util.named(where, c, { path = "", kind = "EmbeddingBagCollection", tables = util.required.list, is_weighted = false,
-      optimizer = util.optional.string, dense_bytes = 0, buffer_bytes = 0 })
+      optimizer = util.optional.string, dense_bytes = 0, buffer_bytes = 0, matrices = util.optional.list })
     util.one_of(where, "kind", a.kind, util.keys(kinds))
     if a.optimizer then embed.optimizer_of(where, a.optimizer) end
     if seen[a.path] then P.fail(("%s: path '%s' is that of model[%d] too; give each its own"):format(where, a.path, seen[a.path])) end

@@ -16,6 +16,8 @@ M.GiB = GiB
 --- Devices that plans are made for. Those with memory of their own keep tables in it ("hbm"); a cpu's are in the host's ("ddr").
 local devices = { "cpu", "cuda", "mtia", "tpu" }
 M.compute_devices = devices
+--- The kind of a device by its name: "cuda" of "cuda:1"; the pretended GPU is one, too.
+function M.device_kind(name) return name:match "^cuda" or name:match "^[%a_]+" end
 --- Kinds of memory, from the fastest.
 M.tiers = { "hbm", "ddr", "ssd" }
 M.ParameterStorage = util.face("peri.plan.ParameterStorage", { HBM = "hbm", DDR = "ddr", SSD = "ssd" })
@@ -49,6 +51,10 @@ M.units = { "step", "table", "way", "home_id", "home_bag", "home_bag_byte", "id"
   "odd_row", "cut_id", "cut_bag", "mid_row_byte", "mid_bag_byte", "cold_row", "cold_row_byte", "state_row", "state_byte",
   "cold_state_byte", "bag", "bag_byte", "cold_bag_byte", "replica_byte", "cold_replica_byte", "near", "far", "far_sums", "far_mixed" }
 
+--- Precisions of the dense part's products that are priced: f32, TF32, bf16 (autocast).
+M.precisions = { "highest", "high", "bf16" }
+M.dense_ways, M.dense_units = { "forward", "backward", "optimizer" }, { "product", "flop", "out_byte", "weight_byte" }
+
 --- Bytes a millisecond: the unit of all bandwidths, as all times are milliseconds.
 local function per_second(bytes) return bytes / 1000 end
 
@@ -78,6 +84,7 @@ local arguments = {
   threads = util.optional.number,           -- worker threads of a rank while it was measured
   rates = util.optional.table,              -- measured, of a rank while all are busy: { copy =, gather =, update = (bytes a millisecond),
                                             -- products = (operations a millisecond) }
+  dense = util.optional.table,              -- measured: precision -> { forward =, backward =, optimizer = }: milliseconds a unit of plan/dense.lua
   costs = util.optional.table,              -- measured: { forward = , backward = }: milliseconds a unit of plan/step.lua
   choices = util.optional.table,            -- ways that processors differ about and that were measured: name -> way
   custom_topology_data = util.optional.table, -- { hbm_cap = a list with one number for each rank, ddr_cap =, ssd_cap = }
@@ -107,6 +114,16 @@ local function check_costs(costs)
   end
   for _, way in ipairs { "forward", "backward" } do
     if not costs[way] then P.fail(("Topology: costs.%s is missing, wanted costs = { forward =, backward = }"):format(way)) end
+  end
+end
+
+local function check_dense(dense)
+  for precision, ways in util.ordered(dense) do
+    util.one_of("Topology", "a key of dense", precision, M.precisions)
+    for _, way in ipairs(M.dense_ways) do
+      local list = signature.value("Topology", ("dense.%s.%s"):format(precision, way), ways[way], "table")
+      for _, unit in ipairs(M.dense_units) do check_number(("dense.%s.%s.%s"):format(precision, way, unit), list[unit], true) end
+    end
   end
 end
 
@@ -179,6 +196,7 @@ function Topology:init(args)
     check_number("rates." .. name, x)
   end
   if self.costs then check_costs(self.costs) end
+  if self.dense then check_dense(self.dense) end
   if self.choices then check_choices(self.choices) end
   for _, tier in ipairs(M.tiers) do util.integer(f, tier .. "_cap", self[tier .. "_cap"], 0) end
   local custom = self.custom_topology_data or {}
@@ -231,12 +249,26 @@ local presets = {
   cpu_ethernet_100g = { local_world_size = 2, ddr_cap = 256 * GiB, ddr_mem_bw = per_second(100e9), intra_host_bw = per_second(20e9),
     inter_host_bw = per_second(6.25e9), intra_host_latency = 0.005, inter_host_latency = 0.02 },
 }
+
+--- Machines that were measured: files of machines/, whose prices are of one device, and links that are makers' figures.
+local links = { local_world_size = 8, intra_host_bw = per_second(450e9), inter_host_bw = per_second(50e9), intra_host_latency = 0.01,
+  inter_host_latency = 0.02 }
+local measured = { "h100" }
+local function measured_preset(name)
+  local fields = util.copy(require("perilune.plan.machines." .. name))
+  fields.perilune_topology, fields.world_size = nil, nil
+  for key, value in util.ordered(links) do fields[key] = value end
+  return fields
+end
+
 Topology.presets = util.keys(presets)
+for _, name in ipairs(measured) do table.insert(Topology.presets, name) end
+table.sort(Topology.presets)
 
 --- A machine by name, with other arguments over it: Topology.preset("dgx_a100_80gb", { world_size = 16 }).
 function Topology.preset(name, args)
-  if not presets[name] then util.one_of("Topology.preset", "the name", name, Topology.presets) end
-  local a = util.copy(presets[name])
+  util.one_of("Topology.preset", "the name", name, Topology.presets)
+  local a = presets[name] and util.copy(presets[name]) or measured_preset(name)
   for key, value in util.ordered(args or {}) do a[key] = value end
   a.world_size = a.world_size or a.local_world_size
   local own = not (args and args.local_world_size) and a.local_world_size -- the machine's, of which fewer may be wanted
@@ -324,23 +356,24 @@ local function units_hash()
   return hash
 end
 
---- Where `perilune calibrate` keeps the topology of so many ranks, so many a host, of this user and kind of processor; nil: nowhere.
-function Topology.kept_path(ranks, host)
+--- Where `perilune calibrate` keeps the topology of so many ranks, so many a host, of this user and kind of processor, and of a kind of
+--- device ("cuda"; nil: the processor); nil: nowhere.
+function Topology.kept_path(ranks, host, device)
   local path = ffi.string(P.C.peri_tune_path())
-  return path ~= "" and ("%s.%08x.%dx%d.topology"):format(path, units_hash(), ranks, host) or nil
+  return path ~= "" and ("%s.%08x.%s%dx%d.topology"):format(path, units_hash(), device and device .. "." or "", ranks, host) or nil
 end
 
 --- The topology that is kept there; nil: there is none. One that cannot be read is an error, which says how to get another.
-function Topology.kept(ranks, host)
-  local path = Topology.kept_path(ranks, host)
+function Topology.kept(ranks, host, device)
+  local path = Topology.kept_path(ranks, host, device)
   local file = path and io.open(path)
   if not file then return nil end
   file:close()
   local ok, found = pcall(Topology.load, path)
   if ok then return found end
   if getmetatable(found) == P.Error then
-    found.message = ("%s; perilune calibrate has kept it of this machine: perilune calibrate -n %d measures it again"):format(
-      found.message, ranks)
+    found.message = ("%s; perilune calibrate has kept it of this machine: perilune calibrate -n %d%s measures it again"):format(
+      found.message, ranks, device and " --device " .. device or "")
   end
   error(found, 0)
 end
@@ -356,6 +389,6 @@ signature.check("Topology:", Topology, { with_devices = "self: Topology, change:
   save = "self: Topology, path: string, folders: boolean?",
   bandwidth = "self: Topology, collective: string, world_size: int, local_size: int" })
 signature.check("Topology.", Topology, { preset = "name: string, args: table?", load = "path: string, args: table?",
-  kept_path = "ranks: count, host: count", kept = "ranks: count, host: count" })
+  kept_path = "ranks: count, host: count, device: string?", kept = "ranks: count, host: count, device: string?" })
 
 return M
