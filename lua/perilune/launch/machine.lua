@@ -212,6 +212,11 @@ local probes = {
   { ids = 20, dim = 64, rows = 100000, batch = 512, tables = 6, sharding = "mixed" },
   { ids = 4, dim = 64, rows = 60000, batch = 1024, sharding = "apart" },
   { ids = 2, dim = 64, rows = 20000, batch = 512, tables = 6, sharding = "column_wise" },
+  -- rows of 16 bits, which devices with memory of their own are measured with, too
+  { ids = 20, dim = 128, rows = 60000, batch = 512, data_type = "FP16", device = true },
+  { ids = 4, dim = 64, rows = 120000, batch = 1024, tables = 4, data_type = "FP16", device = true },
+  { ids = 20, dim = 128, rows = 300000, batch = 2048, tables = 1, device = true },
+  { ids = 3, dim = 128, rows = 30000, batch = 256, tables = 26, device = true },
 }
 
 --- Table t's entry in a plan.
@@ -236,7 +241,8 @@ local function described(probe, topology, scale)
   if probe.sharding == "apart" then n = 1 + topology.world_size - topology.local_world_size end
   for t = 1, n do
     local name = "t" .. t
-    tables[t] = { name = name, num_embeddings = scaled(probe.rows), embedding_dim = probe.dim, feature_names = { "f" .. t } }
+    tables[t] = { name = name, num_embeddings = scaled(probe.rows), embedding_dim = probe.dim, feature_names = { "f" .. t },
+      data_type = probe.data_type or "FP32" }
     entries[name], constraints[name] = entry_of(probe, t, topology), plan.ParameterConstraints { pooling_factors = { probe.ids } }
   end
   return { model = { { path = "", kind = "EmbeddingBagCollection", tables = tables, optimizer = probe.optimizer or "rowwise_adagrad" } },
@@ -249,10 +255,10 @@ local across = { table_row_wise = true, apart = true } -- need several hosts
 local function probes_of(topology)
   local list = {}
   for _, probe in ipairs(probes) do
-    local about_exchanges = probe.sharding or probe.one_rank
+    local about_exchanges, elsewhere = probe.sharding or probe.one_rank, probe.device and topology.compute_device == "cpu"
     if topology.world_size > topology.local_world_size then
-      if probe.wide or about_exchanges then list[#list + 1] = probe end
-    elseif not across[probe.sharding] then
+      if (probe.wide or about_exchanges) and not elsewhere then list[#list + 1] = probe end
+    elseif not across[probe.sharding] and not elsewhere then
       list[#list + 1] = probe
     end
   end

@@ -94,12 +94,12 @@ local function rows_of(module, result)
   return util.map(module:embedding_names(), function(name) return result[name]:values() end)
 end
 
---- One forward and backward pass. Returns the milliseconds of each.
-local function step(part, batch)
+--- One forward and backward pass. Returns the milliseconds of each; on a device these are its own only if `apart`: it is waited for then.
+local function step(part, batch, apart)
   local from = now()
   local rows = rows_of(part.module, util.resolve(part.module:forward(batch)))
   rows[1]:shape() -- waits for other ranks
-  wait_for(part.device)
+  if apart then wait_for(part.device) end
   local between = now()
   for i, x in ipairs(rows) do
     local n = x:numel()
@@ -109,10 +109,10 @@ local function step(part, batch)
       part.gradients[i] = peri.ffi.lasting(Tensor.full, x:shape(), 1e-3, "f32", x:device())
     end
   end
-  wait_for(part.device)
+  if apart then wait_for(part.device) end
   local begin = now()
   Tensor.backward(rows, part.gradients)
-  wait_for(part.device)
+  if apart then wait_for(part.device) end
   return between - from, now() - begin
 end
 
@@ -134,7 +134,8 @@ local MOST, LONG = 8, 10          -- steps in a row; milliseconds that are enoug
 local MOST_BEFORE, BEFORE = 4, 3  -- the same of those before
 
 --- Run steps in a row, as training does: first some that are not timed, for they find caches as other work left them, and a link with a
---- limit rested; then as many as take LONG milliseconds. Each on ids that no step before had: those would be in the caches. Returns
+--- limit rested; then as many as take LONG milliseconds. On a device those before tell forward and backward apart, and those that are timed
+--- follow each other without a wait, as in training. Each on ids that no step before had: those would be in the caches. Returns
 --- milliseconds of one: of all (the slowest rank), forward, backward (their parts of it: ranks that wait for others do so in either).
 --- Collective.
 function M.time(prepared)
@@ -148,20 +149,23 @@ function M.time(prepared)
         return batch_of(part.features, prepared.number * group:size() + group:rank(), part.device)
       end)
     end
+    local device = prepared.parts[1] and prepared.parts[1].device
     local function one(k)
       for i, part in ipairs(prepared.parts) do
-        local a, b = step(part, batches[k][i])
+        local a, b = step(part, batches[k][i], k <= before)
         ahead, back = ahead + a, back + b
       end
     end
     collectgarbage "stop" -- what is to be collected are batches, which training would not make here
     prepared.beside:barrier():wait()
     for k = 1, before do peri.scope(one, k) end
-    ahead, back = 0, 0
+    if not device then ahead, back = 0, 0 end
     prepared.beside:barrier():wait()
-    local from = now()
+    local from, kept_ahead, kept_back = now(), ahead, back
     for k = before + 1, before + n do peri.scope(one, k) end
+    wait_for(device)
     elapsed = now() - from
+    if device then ahead, back = kept_ahead, kept_back end
     collectgarbage "restart"
   end)
   local slowest, sums = Tensor.tensor({ elapsed }, "f64"), Tensor.tensor({ ahead, back }, "f64")
