@@ -137,6 +137,17 @@ template <int32_t FORMAT> struct row_scale {
     }
 };
 
+/** The largest @x of the groups of LANES lanes of a warp, each of which has one. */
+template <int LANES> __device__ __forceinline__ int most_of_groups(int x)
+{
+    PERI_UNROLL
+    for (int by = LANES; by < 32; by *= 2) {
+        const int other = __shfl_xor_sync(0xffffffffu, x, by);
+        x = other > x ? other : x;
+    }
+    return x;
+}
+
 /** Where the ids of a bag lie. */
 struct bag_ids {
     int64_t first;
@@ -145,6 +156,7 @@ struct bag_ids {
 
 /** A group of lanes at work on block @k. */
 template <class R, int LANES> struct group {
+    enum : unsigned { ALL = 0xffffffffu };
     enum { ROWS = (int)R::ROWS < LANES ? (int)R::ROWS : LANES, STRIP = LANES * R::VEC };
     const peri_k_tbe_forward_args &a;
     const peri_k_tbe_block *b;
@@ -225,13 +237,13 @@ template <class R, int LANES> struct group {
     template <int N> struct rows_of {
         R raw[N];
         int64_t at[N];
-        __device__ __forceinline__ void load(const group &g, int64_t own, int i, int d, bool pair)
+        __device__ __forceinline__ void load(const group &g, unsigned mask, int64_t own, int i, int d, bool pair)
         {
             const int left = (int)g.t->cols - d;
             const int column = R::HEAD + (left > 0 ? d : 0) * tbe_bits(R::FORMAT) / 8; /* lanes without columns load the first ones */
             const char *weight = (const char *)g.a.weight;
             PERI_UNROLL
-            for (int r = 0; r < N; r++) at[r] = __shfl_sync(g.mask, own, i + r, LANES);
+            for (int r = 0; r < N; r++) at[r] = __shfl_sync(mask, own, i + r, LANES);
             PERI_UNROLL
             for (int r = 0; r < N; r++) {
                 raw[r] = R{}; /* not loaded: 0 in so many words, or the compiler moves what was loaded, and waits for it */
@@ -239,12 +251,12 @@ template <class R, int LANES> struct group {
             }
         }
         /** acc += row r, times its lane's @weight. */
-        __device__ __forceinline__ void add(const group &g, int r, float weight, const row_scale<R::FORMAT> &own, int i,
+        __device__ __forceinline__ void add(const group &g, unsigned mask, int r, float weight, const row_scale<R::FORMAT> &own, int i,
                                             float (&acc)[R::VEC]) const
         {
             float x[R::VEC], scale = 1, bias = 0;
-            if (R::CODES) own.get(g.mask, i + r, LANES, &scale, &bias);
-            const float by = g.a.list.weights ? __shfl_sync(g.mask, weight, i + r, LANES) : 1;
+            if (R::CODES) own.get(mask, i + r, LANES, &scale, &bias);
+            const float by = g.a.list.weights ? __shfl_sync(mask, weight, i + r, LANES) : 1;
             if (at[r] < 0) return;
             raw[r].values(scale, bias, x);
             PERI_UNROLL
@@ -252,42 +264,43 @@ template <class R, int LANES> struct group {
         }
     };
 
-    /** Fast rows, summed. @item: the first of this group's, which are @step apart: strips of bags. */
-    __device__ __forceinline__ void pooled(int64_t item, int64_t step) const
+    /** Well-lying rows, summed. @item: the first of this group's, which are @step apart: strips of bags. The groups of a warp go through
+     *  as many rows as the longest of their bags has: shuffles of whole warps need no check of who is there. */
+    __device__ __forceinline__ void pooled(int item, int step) const
     {
-        const int strips = ((int)t->cols + STRIP - 1) / STRIP;
+        const int strips = ((int)t->cols + STRIP - 1) / STRIP, group_of_warp = (int)(threadIdx.x & 31) / LANES;
         const bool pair = lies_in_pairs();
-        const auto bag_at = [&](int64_t item) {
-            const int64_t j = strips > 1 ? item / strips : item;
+        const auto bag_at = [&](int item) {
+            const int j = strips > 1 ? item / strips : item;
             if (a.report && lane == 0 && j < b->bags && j * strips == item) report_bag(j);
             return bag(j);
         };
         bag_ids x = bag_at(item);
         int64_t id = id_of(x, 0);
-        for (; item < b->bags * strips; item += step) {
+        for (; item - group_of_warp < b->bags * strips; item += step) {
             const bag_ids after = bag_at(item + step);
-            const int d = (strips > 1 ? (int)(item % strips) * STRIP : 0) + lane * R::VEC;
+            const int d = (strips > 1 ? item % strips * STRIP : 0) + lane * R::VEC, longest = most_of_groups<LANES>(x.count);
             float acc[R::VEC] = {};
             int from = 0;
-            do { /* once also for an empty bag: the ids of the next one are loaded here */
+            do { /* once also for empty bags: the ids of the next ones are loaded here */
                 if (a.report && bad(id) && d < STRIP) report_id(x, from, id);
                 const int64_t own = row_of(id);
-                id = from + LANES < x.count ? id_of(x, from + LANES) : id_of(after, 0);
+                id = from + LANES < longest ? id_of(x, from + LANES) : id_of(after, 0);
+                const float weight = weight_of(x, from);
                 row_scale<R::FORMAT> scale = {};
                 if (R::CODES && own >= 0) scale.load((const char *)a.weight + own, (int)t->cols, pair);
-                const float weight = weight_of(x, from);
-                const int n = x.count - from < LANES ? x.count - from : LANES;
+                const int n = longest - from < LANES ? longest - from : LANES;
                 PERI_ROLLED
                 for (int i = 0; i < n; i += ROWS) {
                     rows_of<ROWS> rows;
-                    rows.load(*this, own, i, d, pair);
+                    rows.load(*this, ALL, own, i, d, pair);
                     PERI_UNROLL
-                    for (int r = 0; r < ROWS; r++) rows.add(*this, r, weight, scale, i, acc);
+                    for (int r = 0; r < ROWS; r++) rows.add(*this, ALL, r, weight, scale, i, acc);
                 }
                 from += LANES;
-            } while (from < x.count);
-            const int64_t j = strips > 1 ? item / strips : item;
-            give(place_of(j), d, factor_of(j, x), acc);
+            } while (from < longest);
+            const int j = strips > 1 ? item / strips : item;
+            if (j < b->bags) give(place_of(j), d, factor_of(j, x), acc);
             x = after;
         }
     }
@@ -312,11 +325,11 @@ template <class R, int LANES> struct group {
                 PERI_ROLLED
                 for (int i = 0; i < LANES && from + i < x.count; i += TWO) {
                     rows_of<TWO> rows;
-                    rows.load(*this, own, i, d, pair);
+                    rows.load(*this, mask, own, i, d, pair);
                     PERI_UNROLL
                     for (int r = 0; r < TWO; r++) {
                         float acc[R::VEC] = {};
-                        rows.add(*this, r, weight, scale, i, acc);
+                        rows.add(*this, mask, r, weight, scale, i, acc);
                         if (from + i + r < x.count) give(x.first + from + i + r, d, factor, acc);
                     }
                 }
@@ -358,15 +371,15 @@ template <class R, int LANES> __global__ void __launch_bounds__(PERI_BLOCK, PERI
 {
     const int lane = (int)(threadIdx.x % LANES);
     const unsigned mask = LANES == 32 ? 0xffffffffu : ((1u << (LANES & 31)) - 1) << ((threadIdx.x & 31) / LANES * LANES);
-    const int64_t first = peri_grid_thread() / LANES, step = peri_grid_threads() / LANES;
+    const int first = (int)(peri_grid_thread() / LANES), step = (int)(peri_grid_threads() / LANES);
     for (int k = (int)blockIdx.y; k < (int)a.list.n_blocks; k += (int)gridDim.y) {
         const peri_k_tbe_block *b = &a.list.blocks[k];
         const peri_k_tbe_table *t = &a.list.tables[b->table];
         const group<R, LANES> g = {a, b, t, k, lane, mask};
-        if (!g.lies_well())
-            for (int64_t j = first; j < b->bags; j += step) g.slow(j);
+        if (!g.lies_well() || b->bags > INT32_MAX / 2 / (t->cols / g.STRIP + 1))
+            for (int j = first; j < b->bags; j += step) g.slow(j);
         else if (t->pooling == PERI_POOLING_NONE)
-            for (int64_t j = first; j < b->bags; j += step) g.single(j);
+            for (int j = first; j < b->bags; j += step) g.single(j);
         else g.pooled(first, step);
     }
 }
@@ -377,6 +390,7 @@ template <class R, int LANES> cudaError_t launch(const peri_k_tbe_forward_args *
     enum { WAVES = 4 };
     const peri_k_tbe_list *s = &a->list;
     if (s->n_blocks <= 0) return cudaSuccess;
+    if (s->n_ids > INT32_MAX || s->n_bags > INT32_MAX / 2) return cudaErrorInvalidValue; /* places in a block and in a bag are int */
     dim3 grid = peri_bags_grid<LANES>(s);
     const int64_t strips = (s->width + LANES * R::VEC - 1) / (LANES * R::VEC), most = (int64_t)c->processors * PERI_LOOKUP_BLOCKS * WAVES / grid.y + 1;
     const int64_t wanted = grid.x * (strips > 1 ? strips : 1);
