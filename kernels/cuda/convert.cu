@@ -2,9 +2,8 @@
  *
  * convert.cu: kernels/convert.h. A thread an element; consecutive threads have consecutive elements of the destination.
  */
-#include "cuda.h"
+#include "quad.cuh"
 #include "random.cuh"
-#include "value.cuh"
 
 namespace {
 
@@ -30,11 +29,19 @@ struct convert_one {
     }
 };
 
-/** Both contiguous: no division. */
-template <class D, class S> struct cast_one {
+/** Both contiguous: elements [begin + 4 q, begin + 4 q + 4), and those @apart quads behind them; both loads are in flight at once. */
+template <class D, class S> struct cast_quads {
     typename D::type *dst;
     const typename S::type *src;
-    __device__ void operator()(int64_t i) const { D::store(dst, i, S::load(src, i)); }
+    int64_t begin, end, apart;
+    __device__ void operator()(int64_t q) const
+    {
+        const int64_t i = begin + 4 * q, j = i + 4 * apart;
+        float4 v[2];
+        peri_load_quads<S>(src, i, j, end, v);
+        peri_store_quad<D>(dst, i, end, v[0]);
+        peri_store_quad<D>(dst, j, end, v[1]);
+    }
 };
 
 /** Both contiguous, of one dtype of sizeof(T) bytes. */
@@ -121,13 +128,18 @@ template <class T> cudaError_t copied(const peri_k_convert_args *a, int64_t begi
     return each(begin, end, c, copy_one<T>{(T *)a->dst, (const T *)a->src});
 }
 
+template <class D, class S> cudaError_t cast(const peri_k_convert_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
+{
+    const int64_t pairs = (end - begin + 7) / 8;
+    return each(0, pairs, c, cast_quads<D, S>{(typename D::type *)a->dst, (const typename S::type *)a->src, begin, end, pairs});
+}
+
 template <class D> cudaError_t cast_from(const peri_k_convert_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
 {
-    typedef typename D::type to;
     switch (a->src_dtype) {
-    case PERI_F32: return each(begin, end, c, cast_one<D, peri_f32>{(to *)a->dst, (const float *)a->src});
-    case PERI_F16: return each(begin, end, c, cast_one<D, peri_f16>{(to *)a->dst, (const uint16_t *)a->src});
-    case PERI_BF16: return each(begin, end, c, cast_one<D, peri_bf16>{(to *)a->dst, (const uint16_t *)a->src});
+    case PERI_F32: return cast<D, peri_f32>(a, begin, end, c);
+    case PERI_F16: return cast<D, peri_f16>(a, begin, end, c);
+    case PERI_BF16: return cast<D, peri_bf16>(a, begin, end, c);
     default: return each(begin, end, c, convert_one{*a});
     }
 }

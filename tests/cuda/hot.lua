@@ -24,15 +24,18 @@ local function row(...)
 end
 
 local ID, OUT = stream(8), stream(512 / 20)
-local F32, F16, INT8 = at(512, 512), at(256, 256), at(136, 8)
+local F32, F16, INT8, INT4 = at(512, 512), at(256, 256), at(136, 8), at(68, 4)
 local MOMENTUM = at(4, 4)
 local FEW = "a number an id, not a row"
 
 return {
-  { name = "forward, f32 rows", file = "tbe_forward", kernel = "forward_bag<row_f32, 32>", row = row(F32, ID, OUT), wide = true },
-  { name = "forward, f16 rows", file = "tbe_forward", kernel = "forward_bag<row_half<2>, 16>", row = row(F16, ID, OUT), wide = true },
-  { name = "forward, int8 rows", file = "tbe_forward", kernel = "forward_bag<row_codes<64>, 16>", row = row(INT8, ID, OUT),
-    load = 32, part = 1 / 2, wide = "136 bytes a row: at multiples of 8" },
+  { name = "forward, f32 rows", file = "tbe_forward", kernel = "lookup<row_f32, 32>", row = row(F32, ID, OUT), wide = true },
+  { name = "forward, f16 rows", file = "tbe_forward", kernel = "lookup<row_half<2>, 16>", row = row(F16, ID, OUT), wide = true },
+  { name = "forward, bf16 rows", file = "tbe_forward", kernel = "lookup<row_half<3>, 16>", row = row(F16, ID, OUT), wide = true },
+  { name = "forward, int8 rows", file = "tbe_forward", kernel = "lookup<row_codes<64>, 16>", row = row(INT8, ID, OUT),
+    load = 64, wide = "136 bytes a row: at multiples of 8" },
+  { name = "forward, int4 rows", file = "tbe_forward", kernel = "lookup<row_codes<67>, 16>", row = row(INT4, ID, OUT),
+    load = 32, wide = "68 bytes a row: at multiples of 4" },
   { name = "update, row-wise Adagrad", file = "tbe_update", kernel = "tbe_rows<shape<8, 4>, 3, update_runs<true>>",
     row = row(F32, F32, F32, MOMENTUM, MOMENTUM, stream(16)), wide = true },
   { name = "update, SGD", file = "tbe_update", kernel = "tbe_rows<shape<8, 4>, 1, update_runs<true>>",
