@@ -147,6 +147,8 @@ peri_status peri__tensor_like(const peri_tensor *like, int32_t ndim, const int64
 /** A view of @base's storage without gradient recording. */
 peri_status peri__tensor_view(peri_tensor *base, int32_t ndim, const int64_t *shape, const int64_t *stride, int64_t offset,
                               peri_tensor **out);
+/** Bytes of a contiguous tensor of @dtype and @shape, or PERI_EINVAL if there is no such tensor. */
+peri_status peri__shape_bytes(const char *function, int32_t dtype, int32_t ndim, const int64_t *shape, int64_t *bytes);
 /** "f32 [3, 4]" for messages. */
 const char *peri__tensor_text(const peri_tensor *t, char *buffer, size_t len);
 typedef struct peri__words {

@@ -150,6 +150,9 @@ peri_status peri__columns_run(const peri__columns *t, peri_device *device, int32
 /** A matrix with unit stride inside its rows: @t (a new reference) or a contiguous copy. */
 peri_status peri__columns_rows(peri_tensor *t, peri_tensor **out);
 
+/** A way to make a tensor elsewhere: peri_tensor_to, peri_tensor_upload, or into pinned memory. */
+typedef peri_status (*peri__move_fn)(peri_tensor *t, int32_t dtype, peri_device *device, peri_tensor **out);
+
 /* -- containers ------------------------------------------------------------------------------------------------------------------------ */
 
 struct peri_jt {

@@ -196,22 +196,15 @@ out:
 
 /* -- moving and comparing --------------------------------------------------------------------------------------------------------- */
 
-peri_status peri_jt_to(peri_jt *jt, peri_device *device, peri_jt **out)
+/** The same container of tensors that @move has made. */
+static peri_status moved(peri_jt *jt, peri_device *device, peri__move_fn move, peri_jt **out)
 {
-    PERI_NEED(jt);
-    PERI_NEED(out);
-    if (!device) return peri__fail(PERI_EINVAL, "peri_jt_to: no device");
-    if (device == peri__device(jt->values)) {
-        peri_jt_retain(jt);
-        *out = jt;
-        return PERI_OK;
-    }
     peri_jt_args a = {0};
     peri_status status;
-    PERI_TRY_GOTO(peri_tensor_to(jt->values, -1, device, &a.values), out);
-    if (jt->weights) PERI_TRY_GOTO(peri_tensor_to(jt->weights, -1, device, &a.weights), out);
-    if (jt->bags.given_lengths) PERI_TRY_GOTO(peri_tensor_to(jt->bags.lengths, -1, device, &a.lengths), out);
-    if (jt->bags.given_offsets) PERI_TRY_GOTO(peri_tensor_to(jt->bags.offsets, -1, device, &a.offsets), out);
+    PERI_TRY_GOTO(move(jt->values, -1, device, &a.values), out);
+    if (jt->weights) PERI_TRY_GOTO(move(jt->weights, -1, device, &a.weights), out);
+    if (jt->bags.given_lengths) PERI_TRY_GOTO(move(jt->bags.lengths, -1, device, &a.lengths), out);
+    if (jt->bags.given_offsets) PERI_TRY_GOTO(move(jt->bags.offsets, -1, device, &a.offsets), out);
     status = peri_jt_new(&a, out);
 out:
     peri_tensor_release(a.values);
@@ -219,6 +212,46 @@ out:
     peri_tensor_release(a.lengths);
     peri_tensor_release(a.offsets);
     return status;
+}
+
+static peri_status move_to(const char *function, peri_jt *jt, peri_device *device, peri__move_fn move, peri_jt **out)
+{
+    if (!device) return peri__fail(PERI_EINVAL, "%s: no device", function);
+    if (device == peri__device(jt->values)) {
+        peri_jt_retain(jt);
+        *out = jt;
+        return PERI_OK;
+    }
+    return moved(jt, device, move, out);
+}
+
+peri_status peri_jt_to(peri_jt *jt, peri_device *device, peri_jt **out)
+{
+    PERI_NEED(jt);
+    PERI_NEED(out);
+    return move_to("peri_jt_to", jt, device, peri_tensor_to, out);
+}
+
+peri_status peri_jt_upload(peri_jt *jt, peri_device *device, peri_jt **out)
+{
+    PERI_NEED(jt);
+    PERI_NEED(out);
+    return move_to("peri_jt_upload", jt, device, peri_tensor_upload, out);
+}
+
+/** peri__move_fn */
+static peri_status pin(peri_tensor *t, int32_t dtype, peri_device *device, peri_tensor **out)
+{
+    (void)dtype;
+    return peri_tensor_pin(t, device, out);
+}
+
+peri_status peri_jt_pin(peri_jt *jt, peri_device *device, peri_jt **out)
+{
+    PERI_NEED(jt);
+    PERI_NEED(device);
+    PERI_NEED(out);
+    return moved(jt, device, pin, out);
 }
 
 peri_status peri_jt_copy(peri_jt *dst, peri_jt *src)

@@ -197,30 +197,23 @@ out:
 
 /* -- moving --------------------------------------------------------------------------------------------------------------------- */
 
-peri_status peri_kjt_to(peri_kjt *k, peri_device *device, peri_kjt **out)
+/** The same container of tensors that @move has made. */
+static peri_status moved(peri_kjt *k, peri_device *device, peri__move_fn move, peri_kjt **out)
 {
-    PERI_NEED(out);
-    PERI_NEED(k);
-    if (!device) return peri__fail(PERI_EINVAL, "peri_kjt_to: no device");
-    if (device == peri__kjt_device(k)) {
-        peri_kjt_retain(k);
-        *out = k;
-        return PERI_OK;
-    }
     const peri__bags *b = &k->bags;
     peri__kjt_parts p = {.keys = k->keys, .stride = k->stride, .ranks = k->ranks, .stride_per_key_per_rank = k->stride_per_key_per_rank,
                          .inverse_keys = k->inverse_keys, .length_per_key = k->synced ? k->length_per_key : NULL, .longest = b->longest};
     peri_status status;
-    PERI_TRY_GOTO(peri_tensor_to(k->values, -1, device, &p.values), out);
-    if (k->weights) PERI_TRY_GOTO(peri_tensor_to(k->weights, -1, device, &p.weights), out);
-    if (b->lengths && (b->given_lengths || !b->given_offsets)) PERI_TRY_GOTO(peri_tensor_to(b->lengths, -1, device, &p.lengths), out);
-    if (b->offsets && b->given_offsets) PERI_TRY_GOTO(peri_tensor_to(b->offsets, -1, device, &p.offsets), out);
-    if (k->inverse) PERI_TRY_GOTO(peri_tensor_to(k->inverse, -1, device, &p.inverse), out);
-    peri_kjt *moved;
-    PERI_TRY_GOTO(peri__kjt_adopt(&p, &moved), out);
-    if (!k->synced && peri_device_host_access(device)) status = peri_kjt_sync(moved);
-    if (status < 0) peri_kjt_release(moved);
-    else *out = moved;
+    PERI_TRY_GOTO(move(k->values, -1, device, &p.values), out);
+    if (k->weights) PERI_TRY_GOTO(move(k->weights, -1, device, &p.weights), out);
+    if (b->lengths && (b->given_lengths || !b->given_offsets)) PERI_TRY_GOTO(move(b->lengths, -1, device, &p.lengths), out);
+    if (b->offsets && b->given_offsets) PERI_TRY_GOTO(move(b->offsets, -1, device, &p.offsets), out);
+    if (k->inverse) PERI_TRY_GOTO(move(k->inverse, -1, device, &p.inverse), out);
+    peri_kjt *made;
+    PERI_TRY_GOTO(peri__kjt_adopt(&p, &made), out);
+    if (!k->synced && peri_device_host_access(peri__device(p.values))) status = peri_kjt_sync(made);
+    if (status < 0) peri_kjt_release(made);
+    else *out = made;
 out:
     peri_tensor_release(p.values);
     peri_tensor_release(p.weights);
@@ -228,6 +221,46 @@ out:
     peri_tensor_release(p.offsets);
     peri_tensor_release(p.inverse);
     return status;
+}
+
+static peri_status move_to(const char *function, peri_kjt *k, peri_device *device, peri__move_fn move, peri_kjt **out)
+{
+    if (!device) return peri__fail(PERI_EINVAL, "%s: no device", function);
+    if (device == peri__kjt_device(k)) {
+        peri_kjt_retain(k);
+        *out = k;
+        return PERI_OK;
+    }
+    return moved(k, device, move, out);
+}
+
+peri_status peri_kjt_to(peri_kjt *k, peri_device *device, peri_kjt **out)
+{
+    PERI_NEED(k);
+    PERI_NEED(out);
+    return move_to("peri_kjt_to", k, device, peri_tensor_to, out);
+}
+
+peri_status peri_kjt_upload(peri_kjt *k, peri_device *device, peri_kjt **out)
+{
+    PERI_NEED(k);
+    PERI_NEED(out);
+    return move_to("peri_kjt_upload", k, device, peri_tensor_upload, out);
+}
+
+/** peri__move_fn */
+static peri_status pin(peri_tensor *t, int32_t dtype, peri_device *device, peri_tensor **out)
+{
+    (void)dtype;
+    return peri_tensor_pin(t, device, out);
+}
+
+peri_status peri_kjt_pin(peri_kjt *k, peri_device *device, peri_kjt **out)
+{
+    PERI_NEED(k);
+    PERI_NEED(device);
+    PERI_NEED(out);
+    return moved(k, device, pin, out);
 }
 
 /** Whether @dst has room for exactly @src. */

@@ -94,7 +94,7 @@ void peri__around(const peri_tensor *t, int32_t dim, int64_t *outer, int64_t *n,
     for (int32_t d = dim + 1; d < t->ndim; d++) *inner *= t->shape[d];
 }
 
-static peri_status check_shape(const char *function, int32_t dtype, int32_t ndim, const int64_t *shape, int64_t *bytes)
+peri_status peri__shape_bytes(const char *function, int32_t dtype, int32_t ndim, const int64_t *shape, int64_t *bytes)
 {
     if (peri_dtype_size(dtype) == 0) return peri__fail(PERI_EINVAL, "%s: %d is no dtype", function, dtype);
     if (ndim < 0 || ndim > PERI_MAX_DIMS)
@@ -139,7 +139,7 @@ peri_status peri__tensor_placed(peri_device *device, int32_t dtype, int32_t ndim
 {
     int64_t bytes = 0;
     if (!device) return peri__fail(PERI_EINVAL, "peri_tensor_new: no device");
-    PERI_TRY(check_shape("peri_tensor_new", dtype, ndim, shape, &bytes));
+    PERI_TRY(peri__shape_bytes("peri_tensor_new", dtype, ndim, shape, &bytes));
     peri_tensor *t = shell(dtype, ndim, shape);
     if (!t) return PERI_ENOMEM;
     peri_status status = peri__storage_new(device, bytes, mapped, &t->storage);

@@ -2,7 +2,7 @@
  *
  * views.c: what looks at the elements of a tensor in another way, or copies them into another dtype or device: recorded.
  */
-#include "internal.h"
+#include "pinned.h"
 
 /** The gradient of every view: put it back where the view looked. saved: none; integer: base shape, then the view's strides and offset. */
 static peri_status view_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
@@ -170,10 +170,9 @@ static const peri__node_vtab to_vtab = {.name = "to", .backward = to_backward};
 
 static bool floating(int32_t dtype) { return dtype == PERI_F32 || dtype == PERI_F64 || dtype == PERI_F16 || dtype == PERI_BF16; }
 
-peri_status peri_tensor_to(peri_tensor *t, int32_t dtype, peri_device *device, peri_tensor **out)
+/** @queued: peri_tensor_upload. */
+static peri_status to(peri_tensor *t, int32_t dtype, peri_device *device, bool queued, peri_tensor **out)
 {
-    PERI_NEED(t);
-    PERI_NEED(out);
     if (dtype < 0) dtype = t->dtype;
     if (!device) device = peri__device(t);
     if (dtype == t->dtype && device == peri__device(t)) {
@@ -183,7 +182,10 @@ peri_status peri_tensor_to(peri_tensor *t, int32_t dtype, peri_device *device, p
     }
     peri_tensor *copy;
     PERI_TRY(peri_tensor_new(device, dtype, t->ndim, t->shape, &copy));
-    peri_status status = peri_tensor_copy(copy, t);
+    peri_status status = PERI_OK;
+    bool done = false;
+    if (queued && dtype == t->dtype && peri__contiguous(t)) status = peri__pinned_copy(copy, t, &done);
+    if (status >= 0 && !done) status = peri_tensor_copy(copy, t);
     peri__node *node;
     if (status >= 0 && floating(dtype) && peri__recording(&t, 1)) {
         status = peri__record(&to_vtab, &t, 1, &copy, 1, &node);
@@ -195,4 +197,18 @@ peri_status peri_tensor_to(peri_tensor *t, int32_t dtype, peri_device *device, p
     if (status < 0) peri_tensor_release(copy);
     else *out = copy;
     return status;
+}
+
+peri_status peri_tensor_to(peri_tensor *t, int32_t dtype, peri_device *device, peri_tensor **out)
+{
+    PERI_NEED(t);
+    PERI_NEED(out);
+    return to(t, dtype, device, false, out);
+}
+
+peri_status peri_tensor_upload(peri_tensor *t, int32_t dtype, peri_device *device, peri_tensor **out)
+{
+    PERI_NEED(t);
+    PERI_NEED(out);
+    return to(t, dtype, device, true, out);
 }

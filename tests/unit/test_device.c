@@ -7,6 +7,7 @@
 
 #include "runtime/tensor/internal.h"
 
+#include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/wait.h>
@@ -49,6 +50,54 @@ static void add(peri_tensor *y, peri_tensor *x, double alpha)
 {
     peri_k_axpy_args args = {.y = peri__data(y), .x = peri__data(x), .dtype = PERI_F64, .alpha = alpha};
     assert_ok(PERI_LAUNCH(peri__device(y), axpy, &args, peri__numel(y), 64));
+}
+
+enum { THREADS = 3, ROUNDS = 200 };
+
+/** Pins numbers and sends them to the device, on a stream of this thread's own, and looks at them later; true: all were right. */
+static void *pin_and_send(void *arg)
+{
+    peri_device *d = device_of("opaque"), *cpu = device_of("cpu");
+    peri_stream *stream = NULL;
+    peri_tensor *sent[8] = {0};
+    bool right = peri_stream_new(d, &stream) >= 0 && peri_stream_set_current(d, stream) >= 0;
+    for (int64_t i = 0; i < ROUNDS && right; i++) {
+        int64_t n = 1000 + 100 * (i % 3);
+        double value = (double)(intptr_t)arg * 1000 + (double)i;
+        peri_tensor *t = NULL, *pinned = NULL, **place = &sent[i % 8];
+        right = peri_tensor_full(cpu, PERI_F64, 1, &n, value, &t) >= 0 && peri_tensor_pin(t, d, &pinned) >= 0;
+        double before = value - 8, got = before;
+        if (right && *place) right = peri_tensor_item(*place, 999, &got) >= 0 && got == before;
+        peri_tensor_release(*place);
+        *place = NULL;
+        right = right && peri_tensor_is_pinned(pinned) && peri_tensor_upload(pinned, -1, d, place) >= 0;
+        peri_tensor_release(t);
+        peri_tensor_release(pinned); /* the copy may still be on its way */
+    }
+    for (int i = 0; i < 8; i++) peri_tensor_release(sent[i]);
+    if (peri_stream_set_current(d, NULL) < 0) right = false;
+    peri_stream_release(stream);
+    return right ? arg : NULL;
+}
+
+static void pinned_memory_is_used_again_when_its_copies_have_run(void **state)
+{
+    (void)state;
+    pthread_t threads[THREADS];
+    int64_t objects = peri_mem_objects();
+    for (intptr_t i = 0; i < THREADS; i++) assert_int_equal(pthread_create(&threads[i], NULL, pin_and_send, (void *)(i + 1)), 0);
+    for (intptr_t i = 0; i < THREADS; i++) {
+        void *right = NULL;
+        pthread_join(threads[i], &right);
+        assert_ptr_equal(right, (void *)(i + 1));
+    }
+    assert_int_equal(peri_mem_objects(), objects);
+    peri_tensor *t = NULL;
+    assert_fails(peri_tensor_new_pinned(device_of("cpu"), PERI_F32, 1, &(int64_t){3}, &t), PERI_EINVAL, "nothing to pin");
+    assert_fails(peri_tensor_new_pinned(device_of("opaque"), 99, 1, &(int64_t){3}, &t), PERI_EINVAL, "99 is no dtype");
+    assert_fails(peri_tensor_new_pinned(device_of("opaque"), PERI_F32, 1, &(int64_t){-3}, &t), PERI_EINVAL, "is negative");
+    assert_ok(peri_tensor_new_pinned(device_of("opaque"), PERI_F32, 1, &(int64_t){0}, &t));
+    peri_tensor_release(t);
 }
 
 static void devices_have_names(void **state)
@@ -442,6 +491,7 @@ static void large_memory_of_a_step_is_kept_and_that_of_a_phase_is_not(void **sta
 #endif
 
 static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(pinned_memory_is_used_again_when_its_copies_have_run),
     cmocka_unit_test(devices_have_names),
     cmocka_unit_test(a_stream_runs_in_order),
     cmocka_unit_test(events_order_streams),

@@ -139,9 +139,14 @@ end
 function methods:to_padded_dense(desired_length, padding_value) return padded(self, desired_length, padding_value, false) end
 function methods:to_padded_dense_weights(desired_length, padding_value) return padded(self, desired_length, padding_value, true) end
 
---- The same on another device (this one itself if it is there).
-function methods:to(device)
-  check(C.peri_jt_to(ptr(self), P.device(device), out))
+--- The same on another device (this one itself if it is there). non_blocking: from pinned memory without waiting (see Tensor:to).
+function methods:to(device, non_blocking)
+  check((non_blocking and C.peri_jt_upload or C.peri_jt_to)(ptr(self), P.device(device), out))
+  return wrap(out[0])
+end
+--- A copy of this one, of cpu, in memory that is pinned for `device` (default: the rank's).
+function methods:pin_memory(device)
+  check(C.peri_jt_pin(ptr(self), P.device(device), out))
   return wrap(out[0])
 end
 --- Overwrite this JaggedTensor with another of the same counts. Returns this one.
@@ -183,7 +188,8 @@ signature.check_each("JaggedTensor:", methods, { "values", "weights_or_none", "w
 signature.check("JaggedTensor:", methods, {
   to_padded_dense = "self: JaggedTensor, desired_length: integer?, padding_value: number?",
   to_padded_dense_weights = "self: JaggedTensor, desired_length: integer?, padding_value: number?",
-  to = "self: JaggedTensor, device: device?", copy_ = "self: JaggedTensor, src: JaggedTensor",
+  to = "self: JaggedTensor, device: device?, non_blocking: boolean?",
+  pin_memory = "self: JaggedTensor, device: device?", copy_ = "self: JaggedTensor, src: JaggedTensor",
   equal = "self: JaggedTensor, other: JaggedTensor", with_weights = "self: JaggedTensor, weights: tensor",
 })
 

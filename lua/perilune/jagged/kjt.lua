@@ -312,9 +312,14 @@ function M.from_lists(a)
     stride_per_key_per_rank = not equal and strides or nil })
 end
 
---- The same on another device (this KJT itself if it is there).
-function methods:to(device)
-  check(C.peri_kjt_to(ptr(self), P.device(device), out))
+--- The same on another device (this KJT itself if it is there). non_blocking: from pinned memory without waiting (see Tensor:to).
+function methods:to(device, non_blocking)
+  check((non_blocking and C.peri_kjt_upload or C.peri_kjt_to)(ptr(self), P.device(device), out))
+  return wrap(out[0])
+end
+--- A copy of this one, of cpu, in memory that is pinned for `device` (default: the rank's).
+function methods:pin_memory(device)
+  check(C.peri_kjt_pin(ptr(self), P.device(device), out))
   return wrap(out[0])
 end
 --- Overwrite this KJT with another of the same keys, strides and counts. Returns this one.
@@ -438,7 +443,8 @@ signature.check_each("KeyedJaggedTensor:", methods, { "sync", "unsync", "validat
   "size_in_bytes", "flatten_lengths", "share", "dist_labels", "dist_tensors" }, "self: KeyedJaggedTensor")
 signature.check("KeyedJaggedTensor:", methods, {
   permute = "self: KeyedJaggedTensor, indices: list", split = "self: KeyedJaggedTensor, segments: list",
-  get = "self: KeyedJaggedTensor, key: string", to = "self: KeyedJaggedTensor, device: device?",
+  get = "self: KeyedJaggedTensor, key: string", to = "self: KeyedJaggedTensor, device: device?, non_blocking: boolean?",
+  pin_memory = "self: KeyedJaggedTensor, device: device?",
   copy_ = "self: KeyedJaggedTensor, src: KeyedJaggedTensor", equal = "self: KeyedJaggedTensor, other: KeyedJaggedTensor",
   dist_splits = "self: KeyedJaggedTensor, key_splits: list", with_weights = "self: KeyedJaggedTensor, weights: tensor",
   with_values = "self: KeyedJaggedTensor, values: tensor",

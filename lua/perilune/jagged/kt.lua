@@ -94,12 +94,15 @@ function methods:to_dict()
   return dict
 end
 
---- The same on another device.
-function methods:to(device)
-  local values = self:values():to(nil, device)
+local function of_values(self, values)
   check(C.peri_kt_new(C.peri_kt_keys(ptr(self)), C.peri_kt_length_per_key(ptr(self)), self:key_dim(), Tensor.ptr(values), out))
   return wrap(out[0])
 end
+
+--- The same on another device. non_blocking: from pinned memory without waiting (see Tensor:to).
+function methods:to(device, non_blocking) return of_values(self, self:values():to(nil, device, non_blocking)) end
+--- A copy of this one, of cpu, in memory that is pinned for `device` (default: the rank's).
+function methods:pin_memory(device) return of_values(self, self:values():pin_memory(device)) end
 
 --- Bytes of its tensor.
 function methods:size_in_bytes()
@@ -201,6 +204,8 @@ signature.check("KeyedTensor.", M, { from_tensor_list = "keys: any, tensors: lis
 signature.check("KTRegroupAsDict:", Regroup, { init = "self: table, groups: list, names: list", forward = "self: table, kts: list" })
 signature.check_each("KeyedTensor:", methods, { "keys", "key_list", "values", "key_dim", "device", "length_per_key", "offset_per_key",
   "to_dict", "size_in_bytes" }, "self: KeyedTensor")
-signature.check("KeyedTensor:", methods, { get = "self: KeyedTensor, key: string", to = "self: KeyedTensor, device: device?" })
+signature.check("KeyedTensor:", methods, { get = "self: KeyedTensor, key: string",
+  to = "self: KeyedTensor, device: device?, non_blocking: boolean?",
+  pin_memory = "self: KeyedTensor, device: device?" })
 
 return M

@@ -336,11 +336,20 @@ function methods:fill(value)
   check(C.peri_tensor_fill(ptr(self), value))
   return self
 end
---- Another dtype and/or device: t:to "f64", t:to("f32", "opaque"), t:to(nil, "cpu").
-function methods:to(dtype, device)
-  check(C.peri_tensor_to(ptr(self), dtype and P.dtype(dtype) or -1, device and P.device(device) or nil, out))
+--- Another dtype and/or device: t:to "f64", t:to("f32", "opaque"), t:to(nil, "cpu"). non_blocking: from pinned memory without waiting;
+--- nobody may change this tensor until the device's current stream has come past the copy.
+function methods:to(dtype, device, non_blocking)
+  local move = non_blocking and C.peri_tensor_upload or C.peri_tensor_to
+  check(move(ptr(self), dtype and P.dtype(dtype) or -1, device and P.device(device) or nil, out))
   return wrap(out[0])
 end
+--- A copy of this tensor of cpu in memory that is pinned for `device` (default: the rank's), which can copy from it without waiting.
+function methods:pin_memory(device)
+  check(C.peri_tensor_pin(ptr(self), P.device(device), out))
+  return wrap(out[0])
+end
+--- Whether it is in pinned memory.
+function methods:is_pinned() return C.peri_tensor_is_pinned(ptr(self)) end
 function methods:reshape(...)
   local n = select("#", ...)
   if n == 1 and type((...)) == "table" then
@@ -410,10 +419,11 @@ signature.check("", M, {
   from_memory = "data: any, shape: list, dtype: dtype?, device: device?",
 })
 signature.check_each("tensor:", methods, { "describe", "dim", "shape", "numel", "dtype", "device", "is_contiguous", "is_mapped", "is_leaf",
-  "read", "to_list", "to_table", "contiguous", "detach", "share", "grad" }, "self: tensor")
+  "is_pinned",  "read", "to_list", "to_table", "contiguous", "detach", "share", "grad" }, "self: tensor")
 signature.check("tensor:", methods, {
   size = "self: tensor, d: dim", write = "self: tensor, data: any", item = "self: tensor, i: count?", copy = "self: tensor, src: tensor",
-  fill = "self: tensor, value: number", to = "self: tensor, dtype: dtype?, device: device?",
+  fill = "self: tensor, value: number", to = "self: tensor, dtype: dtype?, device: device?, non_blocking: boolean?",
+  pin_memory = "self: tensor, device: device?",
   transpose = "self: tensor, a: dim, b: dim", slice = "self: tensor, d: dim, start: integer, stop: integer, step: integer?",
   expand = "self: tensor, shape: list", requires_grad = "self: tensor, on: boolean?", set_grad = "self: tensor, grad: tensor?",
 })

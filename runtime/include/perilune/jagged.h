@@ -101,6 +101,10 @@ PERI_API peri_status peri_jt_from_dense(peri_tensor *const *values, peri_tensor 
 PERI_API peri_status peri_jt_from_dense_lengths(peri_tensor *values, peri_tensor *lengths, peri_tensor *weights, peri_jt **out);
 /** The same on another device; @jt itself (a new reference) if it is there. */
 PERI_API peri_status peri_jt_to(peri_jt *jt, peri_device *device, peri_jt **out);
+/** The same by peri_tensor_upload: what is in pinned memory is copied without waiting. */
+PERI_API peri_status peri_jt_upload(peri_jt *jt, peri_device *device, peri_jt **out);
+/** A copy of @jt, which is on the host, in memory that is pinned for @device: peri_tensor_pin. */
+PERI_API peri_status peri_jt_pin(peri_jt *jt, peri_device *device, peri_jt **out);
 /** Overwrite @dst with @src of the same counts and parts, across devices and dtypes too. */
 PERI_API peri_status peri_jt_copy(peri_jt *dst, peri_jt *src);
 /** Room for a copy of @jt on @device (NULL: its own): same counts, lengths 0, values not set: to be filled by peri_jt_copy. */
@@ -200,6 +204,10 @@ PERI_API peri_status peri_kjt_cut(peri_kjt *kjt, peri_tensor *rows, bool indices
 PERI_API peri_status peri_kjt_from_jts(peri_keys *keys, peri_jt *const *jts, peri_kjt **out);
 /** The same on another device, host sizes included; @kjt itself (a new reference) if it is there. */
 PERI_API peri_status peri_kjt_to(peri_kjt *kjt, peri_device *device, peri_kjt **out);
+/** The same by peri_tensor_upload: what is in pinned memory is copied without waiting. */
+PERI_API peri_status peri_kjt_upload(peri_kjt *kjt, peri_device *device, peri_kjt **out);
+/** A copy of @kjt, which is on the host, in memory that is pinned for @device: peri_tensor_pin. */
+PERI_API peri_status peri_kjt_pin(peri_kjt *kjt, peri_device *device, peri_kjt **out);
 /** Overwrite @dst with @src of the same keys, strides, counts and parts, across devices and dtypes too. Views of @dst see the new
  *  content, and kjts made from it by split or get must not be used any more. */
 PERI_API peri_status peri_kjt_copy(peri_kjt *dst, peri_kjt *src);

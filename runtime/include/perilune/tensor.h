@@ -43,6 +43,14 @@ PERI_API peri_status peri_tensor_uniform(peri_device *device, int32_t dtype, int
 /** Normal numbers by the same generator (Box-Muller on its uniforms). f32 or f64. */
 PERI_API peri_status peri_tensor_normal(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, double mean,
                                         double deviation, uint64_t seed, uint64_t stream, peri_tensor **out);
+/** An uninitialised tensor of device cpu in *pinned* memory: @device can copy from it while the copy is only queued (peri_tensor_upload).
+ *  Pinned memory is taken from the system once and then kept: when the tensor is gone, others get its memory, after all copies that were
+ *  queued from it have run. PERI_EINVAL if @device uses the host's own memory (cpu). */
+PERI_API peri_status peri_tensor_new_pinned(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, peri_tensor **out);
+/** A copy of @t, which is in memory that the host can access, in pinned memory. */
+PERI_API peri_status peri_tensor_pin(const peri_tensor *t, peri_device *device, peri_tensor **out);
+/** Whether @t is in pinned memory. */
+PERI_API bool peri_tensor_is_pinned(const peri_tensor *t);
 /** Add a reference. */
 PERI_API void peri_tensor_retain(peri_tensor *t);
 /** Give up a reference; NULL is fine. */
@@ -78,6 +86,9 @@ PERI_API peri_status peri_tensor_expand(peri_tensor *t, int32_t ndim, const int6
 PERI_API peri_status peri_tensor_contiguous(peri_tensor *t, peri_tensor **out);
 /** A copy with another dtype (-1: the same) and device (NULL: the same); @t itself if both are the same. */
 PERI_API peri_status peri_tensor_to(peri_tensor *t, int32_t dtype, peri_device *device, peri_tensor **out);
+/** The same without waiting, where @t is in pinned memory of @device: the copy is queued on the device's current stream, and may read @t
+ *  until that stream has come past it. Nobody may change @t before; releasing it is fine. In all other cases it is peri_tensor_to. */
+PERI_API peri_status peri_tensor_upload(peri_tensor *t, int32_t dtype, peri_device *device, peri_tensor **out);
 
 /* -- the gradient tape ------------------------------------------------------------------------------------------------------------- */
 
