@@ -97,6 +97,8 @@ void peri__parallel_for(int64_t n, int64_t grain, peri_range_fn fn, void *ctx);
 
 /** Start a thread. Signals are for the program's own threads: this one takes none. 0, or an errno. */
 int peri__thread_start(pthread_t *thread, void *(*body)(void *), void *ctx);
+/** From now on parallel ranges of the calling thread run in it alone, and leave the pool to those who compute. */
+void peri__thread_alone(void);
 
 /** An error if PERI_NUM_THREADS is set to what is no number of threads; PERI_LOG to what is no level. */
 peri_status peri__threads_check(void);

@@ -217,11 +217,15 @@ int peri__thread_start(pthread_t *thread, void *(*body)(void *), void *ctx)
 {
     sigset_t all, before;
     sigfillset(&all);
+    static const int own[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP}; /* of what the thread itself does: handlers must see them */
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++) sigdelset(&all, own[i]);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int problem = pthread_create(thread, NULL, body, ctx);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return problem;
 }
+
+void peri__thread_alone(void) { inside = true; }
 
 void peri__parallel_for(int64_t n, int64_t grain, peri_range_fn fn, void *ctx)
 {

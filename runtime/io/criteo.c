@@ -19,6 +19,14 @@
 #include <xxhash.h>
 
 enum { LOG_TABLE = 1024, MAX_LINE = 1 << 20 };
+/* Of an index: bytes whose line ends are counted together; how far readers count ahead for each other; its first words. */
+enum { INDEX_CHUNK = 1 << 18, INDEX_AHEAD = 256, INDEX_SIZE = 0, INDEX_BEGIN = 1, INDEX_END = 2, INDEX_COUNTS = 3 };
+enum { UNKNOWN = -1, CLAIMED = -2 }; /* counts: nobody has counted; somebody counts */
+
+/** A place in an index: a chunk, and the line ends of the part in front of it. */
+typedef struct cursor {
+    int64_t chunk, before;
+} cursor;
 
 struct peri_criteo {
     char *path;
@@ -34,6 +42,9 @@ struct peri_criteo {
     uint64_t *modulus, *reciprocal; /* [sparse_features] what ids are taken modulo, and floor((2^64 - 1) / it) */
     uint32_t *field_ends; /* [fields] offsets in the current line */
     float log_table[LOG_TABLE];
+    int64_t *index; /* words of peri_criteo_share, or NULL */
+    int64_t chunks;
+    cursor here; /* not behind line `row` */
 };
 
 /* -- searching the text ---------------------------------------------------------------------------------------------------------- */
@@ -128,6 +139,123 @@ static peri_status line_start(peri_criteo *r, int64_t at, int64_t *start)
         }
     }
     *start = w->size;
+    return PERI_OK;
+}
+
+/* -- an index of lines that several readers share ------------------------------------------------------------------------------------ */
+
+/** Count the line ends of a chunk that this reader has claimed, and let all know. */
+static peri_status count_chunk(peri_criteo *r, int64_t chunk, int64_t *count)
+{
+    char text[1 << 16];
+    int64_t at = r->begin + chunk * INDEX_CHUNK, end = peri__min(at + INDEX_CHUNK, r->end), lines = 0;
+    peri_status status = PERI_OK;
+    while (at < end && status >= 0) {
+        int64_t n = peri__min((int64_t)sizeof text, end - at), i = 0;
+        status = peri__window_read(&r->window, text, n, at);
+        if (status < 0) break;
+        for (; i + 64 <= n; i += 64) lines += __builtin_popcountll(match_block(text + i, '\n'));
+        lines += __builtin_popcountll(match_part(text + i, n - i, '\n'));
+        at += n;
+    }
+    __atomic_store_n(&r->index[INDEX_COUNTS + chunk], status < 0 ? UNKNOWN : lines, __ATOMIC_RELEASE);
+    *count = lines;
+    return status;
+}
+
+static bool claim(peri_criteo *r, int64_t chunk)
+{
+    int64_t unknown = UNKNOWN;
+    return __atomic_compare_exchange_n(&r->index[INDEX_COUNTS + chunk], &unknown, CLAIMED, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+}
+
+/** Line ends of a chunk. While another reader counts it, this one counts those that will be asked for next. */
+static peri_status chunk_lines(peri_criteo *r, int64_t chunk, int64_t *count)
+{
+    int64_t ahead = chunk + 1, last = peri__min(chunk + INDEX_AHEAD, r->chunks), unused;
+    for (int64_t round = 0;; round++) {
+        *count = __atomic_load_n(&r->index[INDEX_COUNTS + chunk], __ATOMIC_ACQUIRE);
+        if (*count >= 0) return PERI_OK;
+        if (*count == UNKNOWN && claim(r, chunk)) return count_chunk(r, chunk, count);
+        while (ahead < last && !claim(r, ahead)) ahead++;
+        if (ahead < last) PERI_TRY(count_chunk(r, ahead, &unused));
+        else peri_pause(round);
+    }
+}
+
+/** Move @c to the chunk that has the end in front of line @line (> 0) of the part, or to the last one. @known: it has. */
+static peri_status index_move(peri_criteo *r, cursor *c, int64_t line, bool *known)
+{
+    int64_t count;
+    *known = true;
+    if (c->before >= line) *c = (cursor){0, 0};
+    for (; c->chunk < r->chunks - 1; c->chunk++, c->before += count) {
+        PERI_TRY(chunk_lines(r, c->chunk, &count));
+        if (c->before + count >= line) return PERI_OK;
+    }
+    *known = false;
+    return PERI_OK;
+}
+
+/** @at: where line @line of the part begins, or the end of the part; @found: the same line, or how many there are. */
+static peri_status index_find(peri_criteo *r, cursor *c, int64_t line, int64_t *at, int64_t *found)
+{
+    bool known;
+    *at = r->begin;
+    *found = 0;
+    if (line <= 0) return PERI_OK;
+    PERI_TRY(index_move(r, c, line, &known));
+    PERI_TRY(skip_lines(r, r->begin + c->chunk * INDEX_CHUNK, line - c->before, at, found));
+    *found += c->before;
+    return PERI_OK;
+}
+
+/** @rows: of the next global batch. */
+static peri_status index_rows(peri_criteo *r, int64_t *rows)
+{
+    int64_t at, lines = r->row + r->batch_rows;
+    bool known = true;
+    if (r->row > 0) PERI_TRY(index_move(r, &r->here, r->row, &known));
+    cursor c = r->here;
+    PERI_TRY(index_move(r, &c, lines, &known));
+    if (!known) PERI_TRY(index_find(r, &c, lines, &at, &lines));
+    *rows = peri__max(lines - r->row, 0);
+    return PERI_OK;
+}
+
+int64_t peri_criteo_index_words(const peri_criteo *r)
+{
+    if (r->window.pipe)
+        return peri__fail(PERI_EINVAL, "peri_criteo_index_words: %s is a pipe: one reader can read it, one after the other; write it to a "
+                          "file first, or use one worker", r->path);
+    return INDEX_COUNTS + peri__max(peri__ceil_div(r->end - r->begin, INDEX_CHUNK), 1);
+}
+
+peri_status peri_criteo_index(const peri_criteo *r, int64_t *words)
+{
+    PERI_NEED(r);
+    PERI_NEED(words);
+    int64_t n = peri_criteo_index_words(r);
+    if (n < 0) return (peri_status)n;
+    words[INDEX_SIZE] = r->window.size;
+    words[INDEX_BEGIN] = r->begin;
+    words[INDEX_END] = r->end;
+    for (int64_t i = INDEX_COUNTS; i < n; i++) words[i] = UNKNOWN;
+    return PERI_OK;
+}
+
+peri_status peri_criteo_share(peri_criteo *r, int64_t *words)
+{
+    PERI_NEED(r);
+    PERI_NEED(words);
+    int64_t n = peri_criteo_index_words(r);
+    if (n < 0) return (peri_status)n;
+    if (words[INDEX_SIZE] != r->window.size || words[INDEX_BEGIN] != r->begin || words[INDEX_END] != r->end)
+        return peri__fail(PERI_EINVAL, "peri_criteo_share: %s has changed since its loader was made: it had %lld bytes, and has %lld",
+                          r->path, (long long)words[INDEX_SIZE], (long long)r->window.size);
+    r->index = words;
+    r->chunks = n - INDEX_COUNTS;
+    peri_criteo_rewind(r);
     return PERI_OK;
 }
 
@@ -369,6 +497,11 @@ static peri_status read_lines(peri_criteo *r, int64_t at, int64_t rows, peri_bat
     return PERI_OK;
 }
 
+static peri_status spent(const peri_criteo *r)
+{
+    return peri__fail(PERI_EINVAL, "peri_criteo_next: %s is a pipe, which is read once; for more passes write it to a file", r->path);
+}
+
 /** Read this rank's share of a batch of @lines lines. @found: how many there are, at most so many. */
 static peri_status read_share(peri_criteo *r, int64_t lines, peri_batch *b, int64_t *next, int64_t *found)
 {
@@ -388,13 +521,43 @@ static peri_status read_share(peri_criteo *r, int64_t lines, peri_batch *b, int6
     return PERI_OK;
 }
 
+/** The next batch, of a reader with an index. */
+static peri_status next_indexed(peri_criteo *r, peri_batch *b)
+{
+    int64_t rows, first, last, at, next, found;
+    PERI_TRY(index_rows(r, &rows));
+    peri_batch_share(rows, r->rank, r->world, &first, &last);
+    cursor c = r->here;
+    PERI_TRY(index_find(r, &c, r->row + first, &at, &r->line));
+    PERI_TRY(read_lines(r, at, last - first, b, &next, &found));
+    if (found != last - first)
+        return peri__fail(PERI_EIO, "peri_criteo_next: %s has changed while it was read: line %lld is not where it was", r->path,
+                          (long long)(r->row + first));
+    b->global_row = r->row + first;
+    b->global_rows = rows;
+    r->row += rows;
+    return PERI_OK;
+}
+
+peri_status peri_criteo_skip(peri_criteo *r, int64_t *rows)
+{
+    PERI_NEED(r);
+    PERI_NEED(rows);
+    int64_t next = r->at;
+    if (r->spent) return spent(r);
+    PERI_TRY(r->index ? index_rows(r, rows) : skip_lines(r, r->at, r->batch_rows, &next, rows));
+    r->row += *rows;
+    r->at = next;
+    return PERI_OK;
+}
+
 peri_status peri_criteo_next(peri_criteo *r, peri_batch *b)
 {
     PERI_NEED(r);
     PERI_NEED(b);
     PERI_TRY(peri__batch_check("peri_criteo_next", b, r->dense_features, r->sparse_features));
-    if (r->spent)
-        return peri__fail(PERI_EINVAL, "peri_criteo_next: %s is a pipe, which is read once; for more passes write it to a file", r->path);
+    if (r->spent) return spent(r);
+    if (r->index) return next_indexed(r, b);
     /* A whole line has a byte per field: room for more rows than can be there is not made. */
     int64_t lines = peri__min(r->batch_rows - 1, (part_end(r) - r->at) / r->fields) + 1, next, found;
     PERI_TRY(read_share(r, lines, b, &next, &found));
@@ -410,6 +573,7 @@ void peri_criteo_rewind(peri_criteo *r)
     r->spent = r->window.pipe && r->at > r->begin;
     r->at = r->begin;
     r->row = 0;
+    r->here = (cursor){0, 0};
 }
 
 int64_t peri_criteo_count(peri_criteo *r)

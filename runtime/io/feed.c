@@ -26,6 +26,7 @@ struct peri_feed {
     pthread_t thread;
     int32_t result;
     bool started, over, stopped, orphan;
+    bool ended, again; /* the thread has no more, and waits; the taker wants it to begin again, and the thread has not heard of it */
 };
 
 static void object_release(const peri_feed_object *o)
@@ -62,11 +63,17 @@ static peri_status parcel_copy(const peri_feed_parcel *from, peri_feed_parcel *t
     return PERI_OK;
 }
 
+/** Give up what waits in the queue; the lock is held. */
+static void drain(peri_feed *feed)
+{
+    for (; feed->count > 0; feed->count--, feed->first = (feed->first + 1) % feed->ahead) parcel_free(&feed->ring[feed->first], true);
+}
+
 /** Give back all that the feed has; no thread uses it. */
 static void feed_free(peri_feed *feed)
 {
     if (feed->started && feed->close) feed->close(feed->state);
-    for (; feed->count > 0; feed->count--, feed->first = (feed->first + 1) % feed->ahead) parcel_free(&feed->ring[feed->first], true);
+    drain(feed);
     parcel_free(&feed->taken, false);
     pthread_cond_destroy(&feed->changed);
     pthread_mutex_destroy(&feed->lock);
@@ -105,6 +112,7 @@ peri_status peri_feed_new(int32_t ahead, peri_feed **out)
 static void *body(void *arg)
 {
     peri_feed *feed = arg;
+    peri__thread_alone(); /* the pool is for those who compute meanwhile */
     int32_t result = feed->run(feed->state, feed->n_args, 0, 0);
     pthread_mutex_lock(&feed->lock);
     feed->result = result;
@@ -152,8 +160,9 @@ peri_status peri_feed_put(peri_feed *feed, const peri_feed_parcel *parcel)
         return status;
     }
     pthread_mutex_lock(&feed->lock);
-    while (feed->count == feed->ahead && !feed->stopped) pthread_cond_wait(&feed->changed, &feed->lock);
-    bool wanted = !feed->stopped;
+    while (feed->count == feed->ahead && !feed->stopped && !feed->again) pthread_cond_wait(&feed->changed, &feed->lock);
+    bool stopped = feed->stopped, wanted = !stopped && !feed->again;
+    feed->again = false;
     if (wanted) {
         feed->ring[(feed->first + feed->count) % feed->ahead] = copy;
         feed->count++;
@@ -162,7 +171,20 @@ peri_status peri_feed_put(peri_feed *feed, const peri_feed_parcel *parcel)
     pthread_mutex_unlock(&feed->lock);
     if (wanted) return PERI_OK;
     parcel_free(&copy, true);
-    return peri__fail(PERI_ECLOSED, "peri_feed_put: nobody wants more");
+    return stopped ? peri__fail(PERI_ECLOSED, "peri_feed_put: nobody wants more") : PERI_PENDING;
+}
+
+peri_status peri_feed_end(peri_feed *feed)
+{
+    PERI_NEED(feed);
+    pthread_mutex_lock(&feed->lock);
+    feed->ended = !feed->again; /* else what has come to its end is not what is wanted */
+    pthread_cond_broadcast(&feed->changed);
+    while (!feed->again && !feed->stopped) pthread_cond_wait(&feed->changed, &feed->lock);
+    bool stopped = feed->stopped;
+    feed->again = false;
+    pthread_mutex_unlock(&feed->lock);
+    return stopped ? peri__fail(PERI_ECLOSED, "peri_feed_end: nobody wants more") : PERI_OK;
 }
 
 /* -- the taker ---------------------------------------------------------------------------------------------------------------------- */
@@ -187,9 +209,9 @@ peri_status peri_feed_take(peri_feed *feed, int64_t wait_us, peri_feed_parcel *p
     parcel_free(&feed->taken, false);
     struct timespec deadline = deadline_in(peri__max(wait_us, 0));
     pthread_mutex_lock(&feed->lock);
-    while (feed->count == 0 && feed->started && !feed->over && wait_us > 0)
+    while (feed->count == 0 && feed->started && !feed->over && !feed->ended && wait_us > 0)
         if (pthread_cond_timedwait(&feed->changed, &feed->lock, &deadline) != 0) break;
-    peri_status status = feed->count > 0 ? PERI_OK : feed->started && !feed->over ? PERI_PENDING : PERI_ECLOSED;
+    peri_status status = feed->count > 0 ? PERI_OK : feed->started && !feed->over && !feed->ended ? PERI_PENDING : PERI_ECLOSED;
     if (status == PERI_OK) {
         feed->taken = feed->ring[feed->first];
         feed->ring[feed->first] = (peri_feed_parcel){0};
@@ -211,13 +233,28 @@ int32_t peri_feed_result(peri_feed *feed)
     return result;
 }
 
+peri_status peri_feed_restart(peri_feed *feed)
+{
+    PERI_NEED(feed);
+    pthread_mutex_lock(&feed->lock);
+    bool over = feed->over || feed->stopped;
+    if (!over) {
+        drain(feed);
+        feed->ended = false;
+        feed->again = true;
+        pthread_cond_broadcast(&feed->changed);
+    }
+    pthread_mutex_unlock(&feed->lock);
+    return over ? peri__fail(PERI_ECLOSED, "peri_feed_restart: the thread is over") : PERI_OK;
+}
+
 /** Ask the thread to end, and wait for that; true when none runs. With @orphan it is left alone if it does not end. */
 static bool stop(peri_feed *feed, int64_t wait_us, bool orphan)
 {
     struct timespec deadline = deadline_in(peri__max(wait_us, 0));
     pthread_mutex_lock(&feed->lock);
     feed->stopped = true;
-    for (; feed->count > 0; feed->count--, feed->first = (feed->first + 1) % feed->ahead) parcel_free(&feed->ring[feed->first], true);
+    drain(feed);
     pthread_cond_broadcast(&feed->changed);
     while (feed->started && !feed->over)
         if (pthread_cond_timedwait(&feed->changed, &feed->lock, &deadline) != 0) break;

@@ -73,16 +73,32 @@ static ssize_t read_at(const peri_window *w, char *to, int64_t n, int64_t at)
     return got;
 }
 
+/** What read_at has returned, at offset @at, is an error. */
+static peri_status failed(const peri_window *w, ssize_t n, int64_t at)
+{
+    if (n < 0) return peri__fail(PERI_EIO, "peri_criteo_next: %s: %s", w->path, strerror(errno));
+    return peri__fail(PERI_EIO, "peri_criteo_next: %s was cut short while it was read: it had %lld bytes, now %lld or fewer", w->path,
+                      (long long)w->size, (long long)at);
+}
+
+peri_status peri__window_read(const peri_window *w, char *to, int64_t n, int64_t at)
+{
+    if (w->fd < 0) memcpy(to, w->text + at, (size_t)n);
+    for (int64_t done = 0; w->fd >= 0 && done < n;) {
+        ssize_t got = read_at(w, to + done, n - done, at + done);
+        if (got <= 0) return failed(w, got, at + done);
+        done += got;
+    }
+    return PERI_OK;
+}
+
 peri_status peri__window_more(peri_window *w, int64_t keep, bool *more)
 {
     *more = false;
     if (w->end >= w->size) return PERI_OK;
     PERI_TRY(make_room(w, keep));
     ssize_t n = read_at(w, w->buffer + (w->end - w->begin), peri__min(CHUNK, w->size - w->end), w->end);
-    if (n < 0) return peri__fail(PERI_EIO, "peri_criteo_next: %s: %s", w->path, strerror(errno));
-    if (n == 0 && !w->pipe)
-        return peri__fail(PERI_EIO, "peri_criteo_next: %s was cut short while it was read: it had %lld bytes, now %lld or fewer",
-                          w->path, (long long)w->size, (long long)w->end);
+    if (n < 0 || (n == 0 && !w->pipe)) return failed(w, n, w->end);
     if (n == 0) w->size = w->end;
     w->end += n;
     *more = n > 0;

@@ -28,6 +28,8 @@ void peri__window_seek(peri_window *w, int64_t at);
 /** Read some more behind `end`; bytes in front of @keep may be forgotten. @more: false at the end of the whole. PERI_EIO with the system's
  *  reason, or if a file became shorter. Invalidates pointers. Blocks while a pipe is empty. */
 peri_status peri__window_more(peri_window *w, int64_t keep, bool *more);
+/** Copy bytes [@at, @at + @n) of memory or a file to @to, wherever the window is. Fails as peri__window_more. */
+peri_status peri__window_read(const peri_window *w, char *to, int64_t n, int64_t at);
 /** Line ends in front of offset @end, of memory and files (of what of it can be read). */
 int64_t peri__window_line_ends(const peri_window *w, int64_t end);
 

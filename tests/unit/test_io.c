@@ -10,6 +10,7 @@
 #include <perilune/io.h>
 
 #include <math.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -372,6 +373,145 @@ static void a_file_reads_like_memory(void **state)
     free(whole);
 }
 
+/* One of several readers that take turns at the batches of a file. */
+typedef struct turn {
+    pthread_t thread;
+    peri_criteo_options options;
+    int64_t *index;
+    int32_t first, step; /* its batches: first, first + step, ... */
+    double *sums;        /* of each batch, by its number */
+    int64_t *found; /* and its rows */
+    peri_status status;
+} turn;
+
+static double sum_of(const peri_batch *b)
+{
+    double sum = (double)b->global_row + 3 * (double)b->global_rows + 7 * (double)b->rows;
+    for (int64_t i = 0; i < b->rows; i++) sum += (double)(i + 1) * (b->labels[i] + b->dense[2 * i] - 2 * b->dense[2 * i + 1]);
+    for (int64_t i = 0; i < 3 * b->rows; i++) sum += (double)(i % 11) * b->lengths[i];
+    for (int64_t i = 0; i < b->ids; i++) sum += (double)(i % 13) * (double)b->values[i];
+    return sum;
+}
+
+static void *take_turns(void *arg)
+{
+    turn *t = arg;
+    peri_criteo *r = NULL;
+    peri_batch *b = NULL;
+    int64_t n = 1;
+    t->status = peri_criteo_open(&t->options, &r);
+    if (t->status >= 0) t->status = peri_batch_new(2, 3, 0, 0, &b);
+    if (t->status >= 0 && t->index) t->status = peri_criteo_share(r, t->index);
+    for (int32_t at = 0; t->status >= 0 && n > 0; at++) {
+        if (at % t->step != t->first) t->status = peri_criteo_skip(r, &n);
+        else {
+            t->status = peri_criteo_next(r, b);
+            n = b->global_rows;
+            t->sums[at] = sum_of(b);
+            t->found[at] = n;
+        }
+    }
+    peri_batch_release(b);
+    peri_criteo_release(r);
+    return NULL;
+}
+
+static void readers_on_several_threads_find_each_other_s_lines(void **state)
+{
+    (void)state;
+    enum { LINES = 30000, MOST = 5000, READERS = 4 };
+    int64_t size;
+    char *whole = long_text(LINES, &size), path[] = "/tmp/perilune_test_io_XXXXXX";
+    int file = mkstemp(path);
+    assert_int_equal(write(file, whole, (size_t)size), size);
+    static double sums[2][MOST];
+    static int64_t found[2][MOST];
+    static const int64_t batches[] = {7, 1000, LINES, LINES * 3};
+    static const double parts[][2] = {{0, 1}, {0.3, 0.9}, {0.5, 0.5}};
+    for (size_t k = 0; k < sizeof batches / sizeof *batches; k++)
+        for (size_t p = 0; p < sizeof parts / sizeof *parts; p++)
+            for (int32_t readers = 1; readers <= READERS; readers++) {
+                peri_criteo_options o = criteo();
+                o.path = path;
+                o.batch_rows = batches[k];
+                o.world = 3;
+                o.rank = readers % 3;
+                o.begin = parts[p][0];
+                o.end = parts[p][1];
+                memset(sums, 0, sizeof sums);
+                memset(found, 0, sizeof found);
+                turn alone = {.options = o, .step = 1, .sums = sums[0], .found = found[0]}, turns[READERS];
+                take_turns(&alone);
+                assert_ok(alone.status);
+                peri_criteo *r = NULL;
+                assert_ok(peri_criteo_open(&o, &r));
+                int64_t *index = malloc(sizeof *index * (size_t)peri_criteo_index_words(r));
+                assert_ok(peri_criteo_index(r, index));
+                peri_criteo_release(r);
+                for (int32_t i = 0; i < readers; i++) {
+                    turns[i] = alone;
+                    turns[i].index = index;
+                    turns[i].first = i;
+                    turns[i].step = readers;
+                    turns[i].sums = sums[1];
+                    turns[i].found = found[1];
+                    assert_int_equal(pthread_create(&turns[i].thread, NULL, take_turns, &turns[i]), 0);
+                }
+                for (int32_t i = 0; i < readers; i++) {
+                    pthread_join(turns[i].thread, NULL);
+                    assert_ok(turns[i].status);
+                }
+                for (int64_t i = 0; i == 0 || found[0][i - 1] > 0; i++) {
+                    assert_int_equal(found[0][i], found[1][i]);
+                    assert_true(found[0][i] == 0 || sums[0][i] == sums[1][i]);
+                }
+                free(index);
+            }
+    close(file);
+    unlink(path);
+    free(whole);
+}
+
+/* A thread that hands over 0, 1, 2 each time that they are wanted. */
+static int32_t hand_over_again(void *state, int32_t n_args, int32_t n_results, int32_t handler)
+{
+    numbers *work = state;
+    (void)n_results;
+    (void)handler;
+    do {
+        work->status = PERI_OK;
+        for (int64_t i = 0; i < 3 && work->status == PERI_OK; i++)
+            work->status = peri_feed_put(work->feed, &(peri_feed_parcel){(const char *)&i, sizeof i, NULL, 0});
+        if (work->status == PERI_OK) work->status = peri_feed_end(work->feed);
+    } while (work->status >= 0);
+    return n_args;
+}
+
+static void a_feed_begins_again_wherever_it_is(void **state)
+{
+    (void)state;
+    numbers work = {.n = 3};
+    int32_t (*run)(void *, int32_t, int32_t, int32_t) = hand_over_again;
+    peri_feed_thread thread = {.state = &work};
+    memcpy(&thread.run, &run, sizeof run);
+    assert_ok(peri_feed_new(2, &work.feed));
+    assert_ok(peri_feed_start(work.feed, &thread));
+    for (int64_t round = 0; round < 2000; round++) {
+        peri_feed_parcel parcel;
+        peri_status status = PERI_OK;
+        for (int64_t i = 0; i < round % 5; i++) {
+            while ((status = peri_feed_take(work.feed, 1000, &parcel)) == PERI_PENDING) {}
+            assert_int_equal(status, i < 3 ? PERI_OK : PERI_ECLOSED);
+            if (i < 3) assert_memory_equal(parcel.bytes, &i, sizeof i);
+        }
+        assert_ok(peri_feed_restart(work.feed));
+    }
+    assert_ok(peri_feed_stop(work.feed, 5000000));
+    assert_int_equal(work.status, PERI_ECLOSED);
+    assert_fails(peri_feed_restart(work.feed), PERI_ECLOSED, "the thread is over");
+    peri_feed_release(work.feed);
+}
+
 static void uniform_numbers_are_uniform(void **state)
 {
     (void)state;
@@ -410,6 +550,8 @@ int main(void)
         cmocka_unit_test(a_reader_refuses_a_batch_of_other_features),
         cmocka_unit_test(a_reader_never_reads_behind_its_text),
         cmocka_unit_test(a_file_reads_like_memory),
+        cmocka_unit_test(readers_on_several_threads_find_each_other_s_lines),
+        cmocka_unit_test(a_feed_begins_again_wherever_it_is),
         cmocka_unit_test(uniform_numbers_are_uniform),
         cmocka_unit_test(metrics_refuse_what_is_no_number),
     };

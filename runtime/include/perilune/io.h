@@ -94,6 +94,16 @@ PERI_API void peri_criteo_release(peri_criteo *reader);
  *  that the file became shorter; the reader then stays where it is. PERI_EINVAL for a second pass over a pipe. Blocks while a pipe is
  *  empty. */
 PERI_API peri_status peri_criteo_next(peri_criteo *reader, peri_batch *batch);
+/** Leave the next global batch out; @rows: its rows, of all ranks, fewer at the end of the part, 0 behind it. Fails as peri_criteo_next. */
+PERI_API peri_status peri_criteo_skip(peri_criteo *reader, int64_t *rows);
+/** Several readers of one part of a file, each on a thread of its own, can take turns at its batches: each leaves out those of the others.
+ *  Where lines begin they tell each other in an index, memory of so many 64-bit words; a negative status for a pipe. */
+PERI_API int64_t peri_criteo_index_words(const peri_criteo *reader);
+/** Make @words an index of that part of the file, before anybody shares it. */
+PERI_API peri_status peri_criteo_index(const peri_criteo *reader, int64_t *words);
+/** Use the index @words, and tell what this reader finds, from now on (it begins again at its first line). Borrowed until the release.
+ *  PERI_EINVAL if the file had another size when the index was made. */
+PERI_API peri_status peri_criteo_share(peri_criteo *reader, int64_t *words);
 /** Start again at the first line of the part. */
 PERI_API void peri_criteo_rewind(peri_criteo *reader);
 /** Lines of the part (counted at every call); a negative status as peri_criteo_next, PERI_EINVAL for a pipe. */
@@ -226,13 +236,21 @@ PERI_API peri_status peri_feed_new(int32_t ahead, peri_feed **out);
 /** Begin the thread, once: the feed owns @thread->state from then on. Without a thread (PERI_EIO) the state stays the caller's. */
 PERI_API peri_status peri_feed_start(peri_feed *feed, const peri_feed_thread *thread);
 /** On the thread: hand a parcel over, of which bytes and list of objects are copied. The objects' references are taken over, also when it
- *  fails (but not with PERI_EINVAL: the parcel is malformed). Blocks while the queue is full. PERI_ECLOSED: nobody wants more. */
+ *  fails (but not with PERI_EINVAL: the parcel is malformed). Blocks while the queue is full. PERI_ECLOSED: nobody wants more.
+ *  PERI_PENDING: the parcel was given up, since the other side wants to begin again (peri_feed_restart). */
 PERI_API peri_status peri_feed_put(peri_feed *feed, const peri_feed_parcel *parcel);
+/** On the thread: the parcels were all that there are. Blocks until the other side wants to begin again (PERI_OK) or nobody wants more
+ *  (PERI_ECLOSED). */
+PERI_API peri_status peri_feed_end(peri_feed *feed);
 /** On the other side: the next parcel; bytes and list stay until the next call, the objects' references become the caller's. Waits up to
- *  @wait_us microseconds, then PERI_PENDING. PERI_ECLOSED: all were taken, and the thread is over or was never begun. */
+ *  @wait_us microseconds, then PERI_PENDING. PERI_ECLOSED: all were taken, and the thread is over, was never begun, or has
+ *  called peri_feed_end. */
 PERI_API peri_status peri_feed_take(peri_feed *feed, int64_t wait_us, peri_feed_parcel *parcel);
 /** What run returned; 0 while the thread is not over. */
 PERI_API int32_t peri_feed_result(peri_feed *feed);
+/** Want everything again from the beginning: what is in the queue is given up, and the thread gets to know it from its next put, or from
+ *  peri_feed_end. PERI_ECLOSED if the thread is over. */
+PERI_API peri_status peri_feed_restart(peri_feed *feed);
 /** Want no more: what is in the queue is given up, and the thread gets PERI_ECLOSED from its next put. Waits up to @wait_us microseconds
  *  for its end: PERI_ETIMEOUT if that does not come. */
 PERI_API peri_status peri_feed_stop(peri_feed *feed, int64_t wait_us);
