@@ -55,12 +55,13 @@ M.locate = locate
 --- rank's first sample (dropout); failed_world: the error of a world that was left after it, or false; ec_index_dedup: of
 --- shard/dedup.lua; place: { rank, world size } where there is no world (in a loader's thread); streams: { device =, stream =,
 --- outer = }, the current streams that are not the default ones; deferring: ids of sharded modules do not set out yet (shard/module.lua);
+--- pin: in a worker of a loader, the device (a name) for which batches are made in pinned memory, or false;
 --- watched: the group (a pointer) whose world notes what this rank waits for, or false.
 local state = {
   scope = false, device = os.getenv "PERI_DEVICE" or "cpu", streams = false, grad = true,
   world = false, seed = 0, parameters_drawn = 0, dropouts_made = 0, first_sample = 0,
   ec_index_dedup = false, failed_world = false, place = false, deferring = false,
-  watched = false,
+  watched = false, pin = false,
 }
 M.state = state
 

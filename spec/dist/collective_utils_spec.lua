@@ -1,7 +1,7 @@
 -- collective_utils: one rank computes, everybody gets the result or the error; leaders; Lua values as bytes.
 local dist = require "perilune.dist"
 local peri = require "perilune"
-local serial = require "perilune.dist.serial"
+local serial = require "perilune.serial"
 local worlds = require "spec.support.worlds"
 local ffi = require "ffi"
 local utils = dist.collective_utils

@@ -26,7 +26,7 @@ end
 local function thread_of(rank, n, more)
   local arguments = { rank = rank, n = n, root = false }
   for key, value in pairs(more or {}) do arguments[key] = value end -- any order: named arguments
-  return DataLoadingThread { arguments = arguments, ahead = arguments.ahead, loader = function(a)
+  return DataLoadingThread { arguments = arguments, num_workers = arguments.num_workers, loader = function(a)
     local own, k = require("spec.support.pipeline").batches(a.rank, "cpu", a.n), 0
     return function()
       k = k + 1
@@ -86,7 +86,7 @@ describe("a DataLoadingThread", function()
 
   it("runs ahead, but not further than it may", function()
     local folder = os.tmpname()
-    local t = DataLoadingThread { ahead = 3, arguments = folder, loader = function(path)
+    local t = DataLoadingThread { prefetch_factor = 3, arguments = folder, loader = function(path)
       local k = 0
       return function()
         k = k + 1
@@ -125,7 +125,7 @@ describe("a DataLoadingThread", function()
     refused("DataLoadingThread: loader is 3, wanted a function(arguments)", { loader = 3 })
     refused("DataLoadingThread: loader is a function of C", { loader = print })
     refused("DataLoadingThread: arguments: the value[\"arguments\"][\"f\"] is a function", { loader = "x", arguments = { f = print } })
-    refused("DataLoadingThread: ahead is 0, allowed: whole numbers 1..4096", { loader = "x", ahead = 0 })
+    refused("DataLoadingThread: prefetch_factor is 0, allowed: whole numbers 1..4096", { loader = "x", prefetch_factor = 0 })
     local function fails(text, loader, arguments)
       local t = DataLoadingThread { loader = loader, arguments = arguments }
       for _ = 1, 2 do
@@ -200,6 +200,39 @@ describe("a pipeline", function()
       support.assert_same(expected, model, name)
     end
   end, { sizes = { 1, 2 }, devices = { "cpu" }, timeout = 60 })
+
+  -- Every schedule, each with other workers: batches come to the device by copies that nobody waits for.
+  local schedules = peri.pipeline.schedules
+  local every = { schedules.base, schedules.sparse_dist, schedules.sparse_dist_lite, schedules.fused_sparse_dist,
+    schedules.prefetch_sparse_dist, schedules.wire_first, schedules.semi_sync(100000), schedules.accumulate(1),
+    schedules.base:set { load = { on = "main" } }, schedules.sparse_dist:drop "to_device",
+    schedules.sparse_dist:set { load = { on = "copy" } } }
+  worlds.each("learns the same from workers, under every schedule", function(world, device)
+    local options = { no_replica = true } -- accumulate takes no others
+    local model = support.model(world, device, options)
+    local losses = support.plain(model, support.optimizer(model), support.batches(world:rank(), device, 9))
+    local expected = support.learned(model)
+    for i, schedule in ipairs(every) do
+      local own = support.model(world, device, options)
+      local moves = schedule.name == "sparse_dist" and i == 2 -- this one: the pipeline moves what stays on the host
+      local p, got = peri.pipeline.Pipeline { model = own, optimizer = support.optimizer(own), schedule = schedule,
+        device = moves and device or nil }, {}
+      local thread = DataLoadingThread { arguments = { rank = world:rank(), n = 9 }, num_workers = 1 + i % 3,
+        device = not moves and device or nil, loader = function(a)
+          return require("spec.support.pipeline").batches(a.rank, "cpu", a.n)
+        end }
+      for loss in p:run(moves and function()
+        local b = thread()
+        return b and setmetatable(b, { __index = { to = function(x, to, non_blocking)
+          assert.is_true(non_blocking)
+          return { dense_features = x.dense_features:to(nil, to, true), labels = x.labels:to(nil, to, true),
+            sparse_features = x.sparse_features:to(to, true) }
+        end } })
+      end or thread) do got[#got + 1] = loss end
+      assert.same(losses, got)
+      support.assert_same(expected, own, schedule.name)
+    end
+  end, { sizes = { 1, 2 }, timeout = 60 })
 
   it_alone("moves what a thread has loaded to its device", function()
     sim.run(2, function(rank, world)

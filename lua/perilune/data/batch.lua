@@ -50,10 +50,19 @@ function Batch:init(dense, sparse, labels, rows, global_rows, global_row, loss_s
   self.rows, self.global_rows, self.global_row, self.loss_scale = rows, global_rows, global_row, loss_scale
 end
 
---- The same batch on another device.
-function Batch:to(device)
-  return Batch(self.dense_features:to(nil, device), self.sparse_features:to(device), self.labels:to(nil, device), self.rows,
-    self.global_rows, self.global_row, self.loss_scale)
+local function of_parts(self, dense, sparse, labels)
+  return Batch(dense, sparse, labels, self.rows, self.global_rows, self.global_row, self.loss_scale)
+end
+
+--- The same batch on another device. non_blocking: from pinned memory without waiting (see Tensor:to).
+function Batch:to(device, non_blocking)
+  return of_parts(self, self.dense_features:to(nil, device, non_blocking), self.sparse_features:to(device, non_blocking),
+    self.labels:to(nil, device, non_blocking))
+end
+
+--- A copy of this batch of cpu in memory that is pinned for `device` (default: the rank's).
+function Batch:pin_memory(device)
+  return of_parts(self, self.dense_features:pin_memory(device), self.sparse_features:pin_memory(device), self.labels:pin_memory(device))
 end
 
 --- Give its tensors up now instead of at the garbage collector's convenience.
@@ -66,9 +75,10 @@ end
 local shape = ffi.new "int64_t[2]"
 local tensor_out, kjt_out, kjt_args = Tensor.out, ffi.new "peri_kjt *[1]", ffi.new "peri_kjt_args"
 
--- A new tensor pointer of `shape` with the bytes of host memory.
-local function upload(device, dtype, ndim, memory, bytes)
-  check(C.peri_tensor_new(device, dtype, ndim, shape, tensor_out))
+-- A new tensor pointer of cpu, of `shape`, with the bytes of host memory. pin: the device for which its memory is pinned, or nil.
+local function tensor_of(pin, dtype, ndim, memory, bytes)
+  if pin then check(C.peri_tensor_new_pinned(pin, dtype, ndim, shape, tensor_out))
+  else check(C.peri_tensor_new(P.device "cpu", dtype, ndim, shape, tensor_out)) end
   local t = tensor_out[0]
   local status = C.peri_tensor_write(t, memory, bytes)
   if status < 0 then C.peri_tensor_release(t) end
@@ -77,11 +87,11 @@ local function upload(device, dtype, ndim, memory, bytes)
 end
 
 --- The ids of a host batch as a KeyedJaggedTensor: the constructor's C call by itself, since this runs for every batch.
-local function upload_sparse(b, keys, device, rows, ids)
+local function sparse_of(b, keys, pin, rows, ids)
   shape[0] = ids
-  local values = upload(device, C.PERI_I64, 1, b.values, ids * 8)
+  local values = tensor_of(pin, C.PERI_I64, 1, b.values, ids * 8)
   shape[0] = b.sparse_features * rows
-  local lengths = upload(device, C.PERI_I32, 1, b.lengths, b.sparse_features * rows * 4)
+  local lengths = tensor_of(pin, C.PERI_I32, 1, b.lengths, b.sparse_features * rows * 4)
   kjt_args.keys, kjt_args.values, kjt_args.lengths, kjt_args.stride = keys.ptr, values, lengths, rows
   local status = C.peri_kjt_new(kjt_args, kjt_out)
   C.peri_tensor_release(values) -- the KeyedJaggedTensor has its own references
@@ -90,23 +100,35 @@ local function upload_sparse(b, keys, device, rows, ids)
   return jagged.KeyedJaggedTensor.wrap(kjt_out[0])
 end
 
---- Copy a host batch to `device` (nil: the default one). `keys` names the sparse features (a list, or jagged.Keys); world_size (1): ranks
---- that share the global batch.
-function M.upload(host, keys, device, world_size)
-  local b, to = host_ptr(host), P.device(device)
+--- A host batch as a Batch of cpu. pin: the device for which its memory is pinned, or nil.
+local function batch_of(b, keys, pin, world_size)
   local rows, global_rows = tonumber(b.rows), tonumber(b.global_rows)
   shape[0], shape[1] = rows, b.dense_features
-  local dense = Tensor.wrap(upload(to, C.PERI_F32, 2, b.dense, rows * b.dense_features * 4))
-  local labels = Tensor.wrap(upload(to, C.PERI_F32, 1, b.labels, rows * 4))
-  local sparse = upload_sparse(b, jagged.Keys.of(keys), to, rows, tonumber(b.ids))
+  local dense = Tensor.wrap(tensor_of(pin, C.PERI_F32, 2, b.dense, rows * b.dense_features * 4))
+  local labels = Tensor.wrap(tensor_of(pin, C.PERI_F32, 1, b.labels, rows * 4))
+  local sparse = sparse_of(b, jagged.Keys.of(keys), pin, rows, tonumber(b.ids))
   return Batch(dense, sparse, labels, rows, global_rows, tonumber(b.global_row), (world_size or 1) / math.max(global_rows, 1))
+end
+
+--- Copy a host batch to `device` (nil: the default one). `keys` names the sparse features (a list, or jagged.Keys); world_size (1): ranks
+--- that share the global batch. On its way to a device that copies it is in pinned memory: nobody waits for the copy, and the host
+--- knows the sizes of its keys.
+function M.upload(host, keys, device, world_size)
+  local b, to, pin = host_ptr(host), P.device(device), P.state.pin
+  local away = not C.peri_device_host_access(to)
+  local batch = batch_of(b, keys, away and to or pin and P.device(pin) or nil, world_size)
+  if not away then return batch end
+  local there = batch:to(to, true)
+  batch:release()
+  return there
 end
 
 signature.handle("HostBatch", host_type)
 signature.check("data.", M, { host = "dense_features: int, sparse_features: int, rows: count, ids: count",
   share = "rows: count, rank: int, world: int" })
 signature.check("host batch:", methods, { reserve = "self: HostBatch, n: count" })
-signature.check("Batch:", Batch, { init = "self: table, dense: tensor, sparse: KeyedJaggedTensor, labels: tensor, rows: integer, "
+signature.check("Batch:", Batch, { to = "self: table, device: device, non_blocking: boolean?", pin_memory = "self: table, device: device?",
+  init = "self: table, dense: tensor, sparse: KeyedJaggedTensor, labels: tensor, rows: integer, "
   .. "global_rows: integer, global_row: integer, loss_scale: number" })
 
 return M

@@ -2,12 +2,14 @@
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
+local Tensor = require "perilune.tensor"
 local Loader = require "perilune.data.loader"
 local batch = require "perilune.data.batch"
 local C, check = P.C, P.check
 
 local wrap = P.handle("peri_criteo", {}, nil, "a Criteo reader")
-local out = ffi.new "peri_criteo *[1]"
+local out, words = ffi.new "peri_criteo *[1]", ffi.new "void *[1]"
+local rows_out = ffi.new "int64_t[1]"
 
 local Source = util.class "CriteoSource"
 
@@ -17,7 +19,30 @@ function Source:init(dense_features, sparse_features, rows)
 end
 
 function Source:fill(host) check(C.peri_criteo_next(self._reader.ptr, batch.host_ptr(host))) end
+function Source:skip()
+  check(C.peri_criteo_skip(self._reader.ptr, rows_out))
+  return tonumber(rows_out[0])
+end
 function Source:rewind() C.peri_criteo_rewind(self._reader.ptr) end
+--- The words of an index of lines (perilune/io.h), which are a tensor that readers of several threads share.
+local function words_of(index)
+  check(C.peri_tensor_data(Tensor.ptr(index), words))
+  return ffi.cast("int64_t *", words[0])
+end
+
+--- A new index of the lines of this part of the file.
+function Source:index()
+  local index = Tensor.empty({ check(tonumber(C.peri_criteo_index_words(self._reader.ptr))) }, "i64", "cpu")
+  check(C.peri_criteo_index(self._reader.ptr, words_of(index)))
+  return index
+end
+
+--- Use one, from the first line on.
+function Source:share(index)
+  self._index = index -- alive as long as the reader
+  check(C.peri_criteo_share(self._reader.ptr, words_of(index)))
+end
+
 --- Lines of this part of the file.
 function Source:count() return check(tonumber(C.peri_criteo_count(self._reader.ptr))) end
 
@@ -42,8 +67,9 @@ local spec = {
 }
 for name, default in util.ordered(Loader.common) do spec[name] = default end
 
---- A loader over a file; see `spec` for the arguments. Keys are c1..c26, dense features i1..i13, tables t_c1..t_c26.
-return function(args)
+--- A loader over a file; see `spec` for the arguments. Keys are c1..c26, dense features i1..i13, tables t_c1..t_c26. shared: in one of
+--- several workers, the index of lines that they share.
+return function(args, shared)
   local func = "data.criteo"
   local a = util.named(func, args, spec)
   local n = util.integer(func, "sparse_features", a.sparse_features, 0, 4096)
@@ -66,5 +92,8 @@ return function(args)
   options.begin, options["end"] = Loader.bounds(func, a.part, a.holdout, a.validation)
   check(C.peri_criteo_open(options, out))
   source._reader = P.lasting(wrap, out[0])
-  return Loader(func, source, a)
+  if shared and shared[1] then source:share(shared[1]) end
+  local worker = { module = "perilune.data.criteo", arguments = a }
+  if a.num_workers ~= 1 then worker.shared = function() return { source:index() } end end
+  return Loader(func, source, a, worker)
 end

@@ -262,7 +262,8 @@ local function negative(self, s, x)
   for c = 0, self.lists.n - 1 do -- s needs nearly everything that is needed at all
     if c ~= s and not depends(list, s, c) then return c end
   end
-  P.fail(("data.debian: package %s depends on all others"):format(self.lists.names[s + 1]))
+  local names = self.lists.names -- workers have none
+  P.fail(("data.debian: package %s depends on all others"):format(names and names[s + 1] or "number " .. s))
 end
 
 local function room(self, rows)
@@ -289,6 +290,13 @@ function Source:fill(host, batch_size, rank, world)
   self._at = self._at + rows
 end
 
+--- Leave a batch out.
+function Source:skip(batch_size)
+  local rows = math.min(batch_size, self._last - self._at)
+  self._at = self._at + rows
+  return rows
+end
+
 -- -- the loader ----------------------------------------------------------------------------------------------------------------------
 
 local M = {}
@@ -310,15 +318,19 @@ function M.read(path) return packages.parse(packages.text(path)) end
 
 signature.kind("packages", "what data.debian.read returned", function(x) return type(x) == "table" and type(x.dependencies) == "table" end)
 
---- A loader; see `spec` for the arguments.
-function M.loader(args)
+--- A loader; see `spec` for the arguments. shared: in a worker, the arrays of the packages, of which `packages` are then the counts only.
+function M.loader(args, shared)
   local func = "data.debian"
   local a = util.named(func, args, spec)
   util.integer(func, "negatives", a.negatives, 1, 1000)
   util.integer(func, "max_dependencies", a.max_dependencies, 1, 2 ^ 20)
   util.integer(func, "seed", a.seed, 0)
-  if a.packages then signature.value(func, "packages", a.packages, "packages") end
-  return Loader(func, Source(a.packages or M.read(a.path), a), a)
+  if a.packages and not shared then signature.value(func, "packages", a.packages, "packages") end
+  local lists = shared and packages.received(a.packages, shared) or a.packages or M.read(a.path)
+  local arguments = util.copy(a)
+  arguments.packages = packages.counts(lists)
+  return Loader(func, Source(lists, a), a, { module = "perilune.data.debian", arguments = arguments,
+    shared = function() return packages.shared(lists) end })
 end
 
-return setmetatable(M, { __call = function(_, args) return M.loader(args) end })
+return setmetatable(M, { __call = function(_, args, shared) return M.loader(args, shared) end })

@@ -2,7 +2,8 @@
 --
 -- A source has: dense (names of dense features), keys (names of sparse features), rows (by key: rows of its table), tables (by key: name of
 -- its table; features with the same table share it), source:fill(host, batch_size, rank, world) which fills a host batch with this rank's
--- rows of the next global batch and sets its global_rows (0 at the end of a pass), and source:rewind(epoch) (epochs count from 0).
+-- rows of the next global batch and sets its global_rows (0 at the end of a pass), and source:rewind(epoch) (epochs count from 0). It may
+-- have source:skip(batch_size), which leaves the next global batch out and returns its rows: workers need that to be fast.
 --
 -- `batch_size` counts the rows of the *global* batch: of all ranks together. Rank r of w takes rows [G r / w, G (r+1) / w) of it, so
 -- what is trained does not depend on w. A rank whose share of a last, short batch is empty gets a batch of 0 rows.
@@ -10,6 +11,7 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local jagged = require "perilune.jagged"
 local batch = require "perilune.data.batch"
+local Workers = require "perilune.data.workers"
 local signature = require "perilune.signature"
 
 local Loader = util.class "Loader"
@@ -21,7 +23,14 @@ Loader.common = {
   epochs = 1,                 -- passes; math.huge: for ever
   limit = util.optional,      -- rows per pass, rounded up to whole batches; nil: all
   drop_last = false,          -- leave out a last batch that is not full
+  num_workers = 0,            -- threads that make batches ahead; 0: the caller's makes them when they are asked for
+  prefetch_factor = 2,        -- batches that each of them makes ahead, at most
+  pin_memory = util.optional, -- they make them in memory pinned for the device (default: true where batches are copied to one)
+  timeout = 300,              -- seconds that a batch of theirs is waited for, at most
 }
+
+--- Fields of such arguments that a worker's own loader does not get: it has its own, or none.
+local of_the_caller = { "device", "num_workers", "prefetch_factor", "pin_memory", "timeout" }
 
 --- Rank and world size: as given, else those of the world that was joined (by whoever began this thread), else a world of one.
 function Loader.place(func, args)
@@ -58,7 +67,15 @@ function Loader.numbered(letter, n)
   return names
 end
 
-function Loader:init(func, source, args)
+--- worker: what a worker makes a loader like this one of: { module (perilune.data.<kind>), arguments (checked ones), shared = a list of
+--- tensors, or a function that returns it }; nil: it cannot have workers.
+function Loader:init(func, source, args, worker)
+  local o = { num_workers = args.num_workers or 0, prefetch_factor = args.prefetch_factor or 2, pin_memory = args.pin_memory,
+    timeout = args.timeout or 300 } -- a loader over a source of the caller's may not say
+  Workers.check(func, o, 0)
+  if o.num_workers > 0 and not worker then P.fail(func .. ": num_workers is given, but this kind of loader has no workers") end
+  self.func, self.num_workers, self._options = func, o.num_workers, o
+  self._worker, self._workers, self._skipped = worker or false, false, 0
   self.source = source
   self.keys, self.rows, self.tables, self.dense = source.keys, source.rows, source.tables, source.dense
   self.batch_size = util.integer(func, "batch_size", args.batch_size, 1, 2 ^ 31)
@@ -92,55 +109,107 @@ function Loader:count()
   return math.min(self.source:count(), math.ceil(self.limit / self.batch_size) * self.batch_size)
 end
 
--- Fill the host batch; returns its rows over all ranks, 0 at the end of the pass.
-local function fill(self)
+-- Fill the host batch, or (skip) leave the batch out; returns its rows over all ranks, 0 at the end of the pass.
+local function advance(self, skip)
   if self._delivered * self.batch_size >= self.limit then return 0 end
+  if skip and self.source.skip then return self.source:skip(self.batch_size) end
   self.source:fill(self._host, self.batch_size, self.rank, self.world_size)
   return tonumber(self._host.ptr.global_rows)
 end
 
 -- What follows a batch that is not full: itself, or the first one of the next pass, or nothing.
-local function turn(self, rows)
+local function turn(self, rows, skip)
   while rows == 0 or (rows < self.batch_size and self.drop_last) do
     if self._delivered == 0 then return nil end -- a pass without a batch: the next would have none either
     self._delivered, self.epoch = 0, self.epoch + 1
     if self.epoch >= self.epochs then return nil end
     self.source:rewind(self.epoch)
-    rows = fill(self)
+    rows = advance(self, skip)
   end
   self._delivered = self._delivered + 1
   return self._host
 end
 
---- The next batch in host memory, which the next call overwrites; nil at the end of the last epoch.
-function Loader:next_host()
+local function next_host(self, skip)
   if self.epoch >= self.epochs then return nil end
-  local rows = fill(self)
-  if rows < self.batch_size then return turn(self, rows) end
+  local rows = advance(self, skip)
+  if rows < self.batch_size then return turn(self, rows, skip) end
   self._delivered = self._delivered + 1
   return self._host
 end
 
+--- The next batch in host memory, which the next call overwrites; nil at the end of the last epoch. Of a loader without workers.
+function Loader:next_host()
+  if self.num_workers > 0 then
+    P.fail(("%s: next_host makes a batch on the thread that calls it; this loader has %d workers, whose batches next() returns"):format(
+      self.func, self.num_workers))
+  end
+  return next_host(self, false)
+end
+
+--- Make the workers, with the first batch that is asked for: many loaders are only asked for their counts.
+local function begin_workers(self)
+  local w, o = self._worker, self._options
+  local arguments = util.copy(w.arguments)
+  for _, name in ipairs(of_the_caller) do arguments[name] = nil end
+  arguments.rank, arguments.world_size = self.rank, self.world_size
+  local shared = w.shared
+  if type(shared) == "function" then shared = P.lasting(shared) end
+  self._workers = Workers(self.func, { module = w.module, arguments = arguments, shared = shared }, {
+    num_workers = self.num_workers, prefetch_factor = o.prefetch_factor, pin_memory = o.pin_memory, timeout = o.timeout,
+    device = self.device or P.state.device, rank = self.rank, world_size = self.world_size, start = self._skipped,
+  })
+  return self._workers
+end
+
 --- The next batch as tensors on the loader's device; nil at the end. A loader is called like the function of a generic `for`.
 function Loader:next()
-  local host = self:next_host()
+  if self.num_workers > 0 then return (self._workers or begin_workers(self)):next() end
+  local host = next_host(self, false)
   if not host then return nil end
   self._keys = self._keys or jagged.Keys.of(self.keys) -- once: making a KeyedJaggedTensor compares lists of names
   return batch.upload(host, self._keys, self.device, self.world_size)
 end
 Loader.__call = Loader.next
 
+--- Leave the next n batches out: to go on where an earlier run has stopped.
+function Loader:skip(n)
+  if self._workers then
+    for _ = 1, n do
+      local b = self:next()
+      if b then b:release() end
+    end
+  elseif self.num_workers > 0 then self._skipped = self._skipped + n
+  else
+    for _ = 1, n do
+      if not next_host(self, true) then return self end
+    end
+  end
+  return self
+end
+
 --- Start again with the first epoch.
 function Loader:rewind()
-  self.epoch, self._delivered = 0, 0
+  local workers = self._workers
+  if workers and (self._skipped > 0 or not workers:restart()) then
+    workers:give_up()
+    self._workers = false
+  end
+  self.epoch, self._delivered, self._skipped = 0, 0, 0
   self.source:rewind(0)
   return self
+end
+
+--- End the workers, if there are some: what they have made is given up. The garbage collector does so too.
+function Loader:stop()
+  if self._workers then self._workers:stop() end
 end
 
 signature.object("source", "a source of samples", { dense = "list", keys = "list", rows = "list", tables = "list", fill = "callable",
   rewind = "callable", count = "callable" })
 signature.check("Loader.", Loader, { place = "func: string, args: table", numbered = "letter: string, n: number",
   bounds = "func: string, part: any, holdout: any, validation: any" })
-signature.check("Loader:", Loader, { init = "self: table, func: string, source: source, args: table" })
+signature.check("Loader:", Loader, { init = "self: table, func: string, source: source, args: table, worker: table?",
+  skip = "self: table, n: count" })
 
 return Loader

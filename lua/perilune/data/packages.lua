@@ -1,6 +1,7 @@
 -- packages.lua: the lists of Debian packages as arrays: one block of "Field: value" lines per package (deb-control format).
 local ffi = require "ffi"
 local P = require "perilune.ffi"
+local Tensor = require "perilune.tensor"
 
 local M = {}
 
@@ -146,6 +147,54 @@ function M.parse(text)
     tags = packed(tag_lists), section = array(section, n), maintainer = array(maintainer, n), source = array(source, n),
     words = words.n, tag_count = tags.n, section_count = sections.n, maintainer_count = maintainers.n,
   }
+end
+
+-- -- in other states of Lua --------------------------------------------------------------------------------------------------------------
+
+local COUNTS = { "n", "words", "tag_count", "section_count", "maintainer_count" }
+local LISTS = { "dependencies", "name_words", "description_words", "tags" }
+local ARRAYS = { "section", "maintainer", "source" }
+
+--- The numbers among what `parse` returned.
+function M.counts(parsed)
+  local counts = {}
+  for _, name in ipairs(COUNTS) do counts[name] = parsed[name] end
+  return counts
+end
+
+--- The arrays of what `parse` returned as tensors, which several threads can hold: made once. Names, versions and ids are not among them.
+function M.shared(parsed)
+  if parsed.tensors then return parsed.tensors end
+  local tensors = {}
+  local function add(memory, n, dtype) tensors[#tensors + 1] = Tensor.from_memory(memory, { n }, dtype, "cpu") end
+  for _, name in ipairs(LISTS) do
+    local l = parsed[name]
+    add(l.offsets, parsed.n + 1, "i32")
+    add(l.values, l.n, "i32")
+    add(l.wide, l.n, "i64")
+  end
+  for _, name in ipairs(ARRAYS) do add(parsed[name], parsed.n, "i32") end
+  parsed.tensors = tensors
+  return tensors
+end
+
+local data = ffi.new "void *[1]"
+
+--- What `parse` returned, without names, of its counts and such tensors, in another state of Lua.
+function M.received(counts, tensors)
+  local parsed, at = { tensors = tensors }, 0
+  local function next_array(ctype)
+    at = at + 1
+    P.check(P.C.peri_tensor_data(Tensor.ptr(tensors[at]), data))
+    return ffi.cast(ctype, data[0])
+  end
+  for _, name in ipairs(COUNTS) do parsed[name] = counts[name] end
+  for _, name in ipairs(LISTS) do
+    local l = { offsets = next_array "int32_t *", values = next_array "int32_t *", wide = next_array "int64_t *" }
+    l.n, parsed[name] = tonumber(l.offsets[parsed.n]), l
+  end
+  for _, name in ipairs(ARRAYS) do parsed[name] = next_array "int32_t *" end
+  return parsed
 end
 
 return M

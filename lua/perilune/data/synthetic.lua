@@ -20,6 +20,11 @@ function Source:fill(host, batch_size, rank, world)
   host.ptr.global_row, host.ptr.global_rows = self._at - self._first + first, rows
   self._at = self._at + rows
 end
+function Source:skip(batch_size)
+  local rows = math.min(batch_size, self._last - self._at)
+  self._at = self._at + rows
+  return rows
+end
 function Source:rewind() self._at = self._first end
 function Source:count() return self._last - self._first end
 
@@ -80,7 +85,7 @@ function M.loader(args)
   source._options, source._keep = options, keep
   source._first = util.integer(func, "first_row", a.first_row, 0)
   source._last = source._first + util.integer(func, "num_rows", a.num_rows, 0)
-  return Loader(func, source, a)
+  return Loader(func, source, a, { module = "perilune.data.synthetic", arguments = a })
 end
 
 local file_spec = { path = util.required.string, first_row = 0, num_rows = util.required.number }

@@ -3,7 +3,7 @@ local errors = require "perilune.errors"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
-local serial = require "perilune.dist.serial"
+local serial = require "perilune.serial"
 local awaitable = require "perilune.dist.awaitable"
 local group_of = require("perilune.dist.group").group_of
 

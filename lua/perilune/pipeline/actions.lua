@@ -11,7 +11,7 @@ function M.load(pipeline, context) pipeline.supply:load(context) end
 
 function M.to_device(pipeline, context)
   local batch, device = context.batch, pipeline.device
-  if batch and device and batch.to then context.batch = batch:to(device) end
+  if batch and device and batch.to then context.batch = batch:to(device, true) end
 end
 
 --- Ids of all modules whose arguments are known set out, announced in one message.

@@ -1,0 +1,94 @@
+-- worker.lua: what runs on the thread of a worker (workers.lua), in a state of Lua of its own: make the iterator, then hand over those of
+-- its batches that are this worker's, until nobody wants more. What goes wrong is handed over in place of the batch.
+local ffi = require "ffi"
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local errors = require "perilune.errors"
+local serial = require "perilune.serial"
+local parcels = require "perilune.data.parcels"
+local Loader = require "perilune.data.loader"
+local C = P.C
+
+local M = {}
+
+--- The function that makes the iterator.
+local function maker_of(job)
+  if job.code then return assert(loadstring(job.code)) end
+  local ok, found = pcall(require, job.module)
+  if not ok then P.fail(tostring(found)) end
+  if not util.is_callable(found) then
+    P.fail(("module '%s' is %s, wanted a function(arguments)"):format(job.module, errors.kind(found)))
+  end
+  return found
+end
+
+local function iterator_of(job)
+  local iterator = maker_of(job)(job.arguments, job.shared)
+  if util.is_callable(iterator) then return iterator end
+  P.fail(("the loader returned %s, wanted a function that returns the next batch"):format(errors.kind(iterator)))
+end
+
+local function next_of(iterator)
+  local batch = iterator()
+  if batch == false then P.fail "the loader returned false, wanted a batch, or nil at the end" end
+  return batch
+end
+
+--- Leave the next n batches out; false: there were not so many.
+local function leave_out(job, iterator, n)
+  local to = job.at + n
+  if type(iterator) == "table" and util.is_callable(iterator.skip) then
+    iterator:skip(n)
+    job.at = to
+    return true
+  end
+  while job.at < to do
+    if next_of(iterator) == nil then return false end
+    job.at = job.at + 1
+  end
+  return true
+end
+
+--- All batches of this worker, from the first on. PERI_OK at the end; else as parcels.put.
+local function feed_all(feed, job)
+  job.at = 0 -- number of the batch that comes next
+  local iterator = iterator_of(job)
+  local own = Loader.is(iterator) -- nobody else sees its batches, which are in pinned memory where they should be
+  local there = leave_out(job, iterator, job.start + job.worker)
+  while there do
+    local batch = next_of(iterator)
+    if batch == nil then break end
+    local status = own and parcels.put_loaded(feed, batch) or parcels.put(feed, batch, job.pin)
+    if status ~= C.PERI_OK then return status end
+    job.at = job.at + 1
+    there = leave_out(job, iterator, job.num_workers - 1)
+  end
+  return C.PERI_OK
+end
+
+--- Once more, each time that it is wanted.
+local function work(feed, job)
+  while true do
+    local ok, status = xpcall(feed_all, P.locate, feed, job)
+    if not ok then
+      local text = ("%s (batch %d, worker %d of %d)"):format(errors.describe(status), job.at, job.worker, job.num_workers)
+      status = parcels.put_error(feed, text)
+    end
+    if status == C.PERI_OK then status = C.peri_feed_end(feed) end
+    if status == C.PERI_ECLOSED then return end
+    P.check(status)
+  end
+end
+
+--- job: bytes of { code or module, arguments, start, worker, num_workers, rank, world_size, seed, pin }; shared: references to tensors
+--- (parcels.sent); address: of the feed, 8 bytes.
+function M.run(job, shared, address)
+  shared = parcels.received(shared)
+  job = serial.decode(job, "DataLoadingThread")
+  job.shared = shared
+  local feed = ffi.cast("peri_feed **", ffi.cast("const char *", address))[0]
+  P.state.place, P.state.seed, P.state.device, P.state.pin = { job.rank, job.world_size }, job.seed, "cpu", job.pin
+  work(feed, job)
+end
+
+return M

@@ -1,0 +1,173 @@
+-- workers.lua: threads that make batches ahead, each in a state of Lua of its own.
+--
+-- Of k workers, worker i (from 0) makes batches i, i + k, i + 2k, ...: each has an iterator of its own, and leaves the other workers'
+-- batches out. What it has made waits in its queue, `prefetch_factor` batches at most; whoever takes them goes round the queues. So
+-- order and content are those of one worker, or of none. Where batches are copied to a device, workers make them in memory pinned for it.
+--
+--     worker 0    batch 0, batch 3, ...   --> queue --+
+--     worker 1    batch 1, batch 4, ...   --> queue --+--> batch 0, 1, 2, 3, ... --> copied to the device, on a stream of its own
+--     worker 2    batch 2, batch 5, ...   --> queue --+
+local ffi = require "ffi"
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local serial = require "perilune.serial"
+local parcels = require "perilune.data.parcels"
+local streams = require "perilune.tensor.stream"
+local C, check = P.C, P.check
+
+local wrap, _, feed_ptr = P.handle("peri_feed", {}, nil, "a worker")
+local out, parcel = ffi.new "peri_feed *[1]", ffi.new "peri_feed_parcel"
+
+local Workers = util.class "Workers"
+
+local function fail(self, text, ...) P.fail((self.name .. ": " .. text):format(...)) end
+
+local MAIN = [[
+local path, cpath, job, shared, address = ...
+package.path, package.cpath = path, cpath
+require("perilune.data.worker").run(job, shared, address)
+]]
+
+local function start(self, job, ahead)
+  local bytes = serial.encode(job, self.name .. ": arguments")
+  check(C.peri_feed_new(ahead, out))
+  local feed = P.lasting(wrap, out[0])
+  local lua = P.new_lua(self.name, MAIN, package.path, package.cpath, bytes, parcels.sent(self.shared),
+    ffi.string(out, ffi.sizeof "peri_feed *"))
+  local function address(f) return ffi.cast("void *", f) end
+  local thread = ffi.new("peri_feed_thread", { state = lua.ptr, n_args = 5, run = address(lua.pcall), close = address(lua.close) })
+  local status = C.peri_feed_start(feed_ptr(feed), thread)
+  if status < 0 then lua.close(lua.ptr) end
+  check(status)
+  return feed, lua.ptr
+end
+
+--- The device whose copies read the batches, for memory pinned for it; false: none does.
+local function pinned_for(device, pin_memory)
+  local there = P.device(device)
+  if pin_memory == false or C.peri_device_host_access(there) then return false end
+  return ffi.string(C.peri_device_name(there))
+end
+
+local WORKERS_MOST = 1024
+
+--- Check what all that has workers takes: num_workers (`least` or more), prefetch_factor, timeout.
+function Workers.check(name, a, least)
+  util.integer(name, "num_workers", a.num_workers, least, WORKERS_MOST)
+  util.integer(name, "prefetch_factor", a.prefetch_factor, 1, 4096)
+  if not (type(a.timeout) == "number" and a.timeout > 0 and a.timeout < 2 ^ 40) then
+    P.fail(("%s: timeout is %s, allowed: seconds above 0"):format(name, tostring(a.timeout)))
+  end
+end
+
+--- name: for messages; source: { code or module (of a function(arguments, shared) that returns an iterator), arguments (plain values),
+--- shared (a list of tensors of cpu) }; options: num_workers, prefetch_factor, pin_memory, device (where batches are moved when they are
+--- taken; nil: they stay), timeout (seconds), start (batches that are left out before the first), rank, world_size.
+function Workers:init(name, source, options)
+  self.name, self.num_workers, self.timeout = name, options.num_workers, options.timeout
+  local device = options.device and P.device(options.device)
+  self.device = device and not C.peri_device_host_access(device) and device or false
+  self.shared = source.shared or {}
+  self.ended, self.taken, self._feeds, self._lua = false, 0, {}, {}
+  self._stream, self._copied = self.device and streams.Stream(self.device), nil
+  local job = { code = source.code, module = source.module, arguments = source.arguments, seed = P.state.seed, start = options.start or 0,
+    num_workers = self.num_workers, pin = pinned_for(options.device, options.pin_memory) }
+  job.rank, job.world_size = options.rank, options.world_size
+  for i = 1, self.num_workers do
+    job.worker = i - 1
+    self._feeds[i], self._lua[i] = start(self, job, options.prefetch_factor)
+  end
+end
+
+--- Exchanges of this rank go on while it waits for a batch.
+local function progress()
+  local world = P.state.world
+  if world then C.peri_group_progress(world:ptr()) end
+end
+
+local SLICE_US = 200
+
+--- The status of taking the next parcel, which is there or will not come any more. (Ranks of a sim world do not take turns meanwhile: the
+--- thread goes on by itself, and who waits for it is not stuck.)
+local function take(self, feed)
+  local status = C.peri_feed_take(feed, 0, parcel)
+  if status ~= C.PERI_PENDING then return status end
+  local from = tonumber(C.peri_time_ns())
+  while status == C.PERI_PENDING do
+    if tonumber(C.peri_time_ns()) - from > self.timeout * 1e9 then
+      fail(self, "batch %d is not there after %g s (timeout)", self.taken, self.timeout)
+    end
+    progress()
+    status = C.peri_feed_take(feed, SLICE_US, parcel)
+  end
+  return status
+end
+
+--- Nobody wants more of any worker; those that make a batch end with it.
+local function stop_all(self)
+  for _, feed in ipairs(self._feeds) do C.peri_feed_stop(feed_ptr(feed), 0) end
+end
+
+--- The batch of the parcel that was taken: parcels.open. Copies to a device are queued on a stream of the loader's own, so that they run
+--- beside what is queued already; what is queued on the current stream from now on comes after them.
+local function open(self)
+  local device = self.device
+  if not device then return parcels.open(parcel) end
+  local batch, err = streams.run(self._stream, parcels.open, parcel, device)
+  self._copied = self._stream:record_event(self._copied)
+  streams.current(device):wait_event(self._copied)
+  return batch, err
+end
+
+--- The next batch; nil at the end, or after stop(). What is an error of the loader is raised after the batches that it made before, and
+--- whenever it is called again.
+function Workers:next()
+  if self.ended then
+    if self.ended ~= true then fail(self, "%s", self.ended) end
+    return nil
+  end
+  local i = self.taken % self.num_workers + 1
+  local feed = feed_ptr(self._feeds[i])
+  local status = take(self, feed)
+  if status == C.PERI_OK then
+    local batch, err = open(self)
+    if not err then
+      self.taken = self.taken + 1
+      return batch
+    end
+    self.ended = err
+    stop_all(self)
+  elseif status ~= C.PERI_ECLOSED then check(status)
+  else self.ended = C.peri_feed_result(feed) ~= 0 and P.lua_text(self._lua[i]) or true end
+  return self:next()
+end
+
+--- Begin again with the first batch. False: some worker is over, so that new ones are needed.
+function Workers:restart()
+  if self.ended and self.ended ~= true then return false end
+  for _, feed in ipairs(self._feeds) do
+    if C.peri_feed_restart(feed_ptr(feed)) ~= C.PERI_OK then return false end
+  end
+  self.ended, self.taken = false, 0
+  return true
+end
+
+--- Want no more, without waiting for the workers.
+function Workers:give_up()
+  self.ended = self.ended or true
+  stop_all(self)
+end
+
+--- Want no more: batches that wait are given up, and each worker ends with the batch that it is making. Waits for that `timeout` (5)
+--- seconds at most, which is an error if they pass; workers are then left alone until they end. What the garbage collector finds is
+--- stopped too.
+function Workers:stop(timeout)
+  self:give_up()
+  local from = tonumber(C.peri_time_ns())
+  for _, feed in ipairs(self._feeds) do
+    local left = (timeout or 5) * 1e6 - (tonumber(C.peri_time_ns()) - from) / 1e3
+    check(C.peri_feed_stop(feed_ptr(feed), math.max(left, 0)))
+  end
+end
+
+return Workers
