@@ -15,9 +15,13 @@ describe("a simulated step", function()
   end
 
   it("takes as long as its longest stream, where nothing waits", function()
-    assert.equal(10, step_of(schedules.base, { load = 2, forward = 3, backward = 4, optimizer = 1, to_device = 5 }))
+    local on_main = { load = { on = "main" } }
+    assert.equal(10, step_of(schedules.base:set(on_main), { load = 2, forward = 3, backward = 4, optimizer = 1, to_device = 5 }))
     assert.equal(20, step_of(schedules.sparse_dist, { load = 2, forward = 3, backward = 4, optimizer = 1, input_dist = 20 }))
-    assert.equal(10, step_of(schedules.sparse_dist, { load = 2, forward = 3, backward = 4, optimizer = 1, input_dist = 9 }))
+    assert.equal(10, step_of(schedules.sparse_dist:set(on_main), { load = 2, forward = 3, backward = 4, optimizer = 1, input_dist = 9 }))
+    -- Batches are made in a lane of their own.
+    assert.equal(8, step_of(schedules.base, { load = 7, forward = 3, backward = 4, optimizer = 1, to_device = 5 }))
+    assert.equal(12, step_of(schedules.sparse_dist, { load = 12, forward = 3, backward = 4, optimizer = 1, input_dist = 9 }))
   end)
 
   it("takes what is not hidden besides", function()
@@ -34,11 +38,12 @@ describe("a simulated step", function()
       return show.hints(schedule, times)[1]
     end
     -- Reading takes 6 of 13, and nothing of it needs the model.
-    assert.same({ 7, 0 }, (function(h) return { h.step, h.stale } end)(best(schedules.base, { load = 6, forward = 3, backward = 4 })))
-    assert.matches("'load' beside the rest, in a DataLoadingThread", best(schedules.base, { load = 6, forward = 3, backward = 4 }).words)
+    local h = best(schedules.base:set { load = { on = "main" } }, { load = 6, forward = 3, backward = 4 })
+    assert.same({ 7, 0 }, { h.step, h.stale })
+    assert.matches("'load' beside the rest, by workers of its loader", h.words)
     -- A lookup between the update before it and the forward pass after it is hidden by no exact order. By a stale one it is, under the
     -- forward pass; the backward pass changes what it reads, and cannot run meanwhile.
-    local h = best(schedules.fused_sparse_dist, { lookup = 5, forward = 3, backward = 4 })
+    h = best(schedules.fused_sparse_dist, { lookup = 5, forward = 3, backward = 4 })
     assert.same({ 9, 1 }, { h.step, h.stale })
     assert.matches("lookup = 1", h.words)
     local plain = schedules.sparse_dist:drop("lookup")
@@ -104,7 +109,7 @@ describe("a measured run", function()
       for _ in pairs(seen) do n = n + 1 end -- any order: counted
       -- Each of 9 operations on each of 5 batches, and a load that finds nothing, on both ranks.
       assert.equal(9 * 5 + 1, n)
-      assert.same({ "embed", "dist", "copy", "main" }, { seen["lookup 4"], seen["input_dist 0"], seen["to_device 3"], seen["load 5"] })
+      assert.same({ "embed", "dist", "copy", "load" }, { seen["lookup 4"], seen["input_dist 0"], seen["to_device 3"], seen["load 5"] })
       for _, o in ipairs(p.plan.operations) do assert.is_true(show.times(p)[o.name] >= 0) end
     end)
   end)

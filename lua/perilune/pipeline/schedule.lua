@@ -3,7 +3,7 @@
 --   local sparse_dist = Schedule { name = "sparse_dist",
 --     { "zero_grad" },
 --     { "input_dist", ahead = 1, on = "dist" },   -- of the next batch, on a stream of its own
---     { "load", ahead = 2 }, { "to_device", ahead = 2, on = "copy" },
+--     { "load", ahead = 2, on = "load" }, { "to_device", ahead = 2, on = "copy" },
 --     { "forward" }, { "wait_dist", ahead = 1, on = "dist" }, { "backward" }, { "optimizer" },
 --     staleness = { tables = 0, dense = 0 } }
 --   local fused = sparse_dist:insert({ "lookup", on = "embed" }, { first = true }):called "fused"

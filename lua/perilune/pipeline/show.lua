@@ -113,7 +113,7 @@ local function edits_of(schedule)
       list[#list + 1] = { ("retime { %s }"):format(table.concat(told, ", ")), wider:retime(aheads) }
       if o.on == "main" then
         list[#list + 1] = { ("'%s' beside the rest, %s"):format(name,
-          name == "load" and "in a DataLoadingThread" or 'on = "' .. name .. '"'), schedule:set { [name] = { on = name } } }
+          name == "load" and "by workers of its loader" or 'on = "' .. name .. '"'), schedule:set { [name] = { on = name } } }
         list[#list + 1] = { ("both: retime { %s }, and '%s' beside the rest"):format(table.concat(told, ", "), name),
           wider:retime(aheads):set { [name] = { on = name } } }
       end

@@ -1,4 +1,5 @@
--- streams.lua: the streams of a pipeline on a device that has some: "main" is the current one, each other name is one of its own. What is
+-- streams.lua: the streams of a pipeline on a device that has some: "main" is the current one, each other name is one of its own. "load" is
+-- the lane of the loader's threads: what the loader gives is ready on the current stream (loaders copy on one of their own). What is
 -- released later than its use on another stream is freed after it: see docs/streams.md.
 local util = require "perilune.util"
 local stream = require "perilune.tensor.stream"
@@ -8,7 +9,7 @@ local Streams = util.class "Streams"
 function Streams:init(device, names)
   self.device, self.own = device, {}
   for _, name in ipairs(names) do
-    if name ~= "main" then self.own[name] = stream.Stream(device) end
+    if name ~= "main" and name ~= "load" then self.own[name] = stream.Stream(device) end
   end
 end
 

@@ -142,7 +142,7 @@ end
 -- -- what would hide it -----------------------------------------------------------------------------------------------------------------
 
 local advice = {
-  load = "a DataLoadingThread makes batches meanwhile",
+  load = "workers of the loader (num_workers) make batches meanwhile",
   forward = "a plan that gives it fewer tables, if lookups take it", lookup = "a plan that gives it fewer rows to look up",
   backward = "a plan that gives it fewer rows to update, if tables take it", prefetch = "a larger cache, or fewer tables in files there",
 }

@@ -14,7 +14,7 @@ return function(args)
   local ahead, last = math.min(a.stages - 1 - a.stage, a.micro_batches - 1), a.stage == a.stages - 1
   local schedule = Schedule { name = "one_f_one_b", flush = a.micro_batches, depth = ahead + 2,
     { "zero_grad", every = a.micro_batches, at = 0 },
-    { "load", ahead = ahead + 1 },
+    { "load", ahead = ahead + 1, on = "load" },
     { "to_device", ahead = ahead + 1, on = "copy" },
     { "forward", ahead = ahead },
     { "backward", scale = last and 1 / a.micro_batches or 1 },

@@ -8,7 +8,7 @@ return function(start_batch)
   local stale = Schedule { name = "semi_sync", depth = 4, staleness = { tables = 1, dense = 0 },
     { "input_dist", ahead = 2, on = "dist" },
     { "forward" },
-    { "load", ahead = 3 },
+    { "load", ahead = 3, on = "load" },
     { "to_device", ahead = 3, on = "copy" },
     { "lookup", ahead = 1 },
     { "wait_dist", ahead = 2, on = "dist" },

@@ -5,7 +5,7 @@ return require("perilune.pipeline.schedule") { name = "sparse_dist_lite", depth 
   { "wait_dist" },
   { "forward" },
   { "backward" },
-  { "load", ahead = 1 },
+  { "load", ahead = 1, on = "load" },
   { "to_device", ahead = 1, on = "copy" },
   { "optimizer" },
 }

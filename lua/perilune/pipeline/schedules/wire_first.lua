@@ -3,7 +3,7 @@
 return require("perilune.pipeline.schedule") { name = "wire_first", depth = 3,
   { "zero_grad" },
   { "input_dist", ahead = 1, on = "dist" },
-  { "load", ahead = 2 },
+  { "load", ahead = 2, on = "load" },
   { "to_device", ahead = 2, on = "copy" },
   { "forward" },
   { "backward" },
