@@ -2,6 +2,7 @@
 #
 #   make                 build everything under build/
 #   make demo            set up, build, train a DLRM on 2 ranks       RANKS= STEPS= PLAN= SCHEDULE= DATA= ARGS=
+#                        DEVICE=cuda: on the machine's GPUs, a rank each (builds the plugin with nvcc: minutes)
 #   make test            set up, build, run every test
 #   make fuzz            every fuzzer for SECONDS=60, with other inputs each time   SECONDS= SEED= ONLY=
 #   make bench           all benchmarks: bench-step bench-comm bench-embed bench-tiers bench-sparse bench-data bench-dense
@@ -424,7 +425,12 @@ lint: all
 
 # -- the demonstration and the benchmarks ----------------------------------------------------------------------------------------------
 
-RANKS ?= 2
+# DEVICE=cuda trains on GPUs, one rank each unless RANKS says otherwise; DEVICE=cuda_host on a pretended one: slow, for those without.
+DEVICE ?=
+ON_GPU := $(filter cuda cuda:%,$(DEVICE))
+GPUS = $(words $(shell nvidia-smi -L 2>/dev/null | sed -n 's/^GPU \([0-9]*\):.*/\1/p'))
+RANKS ?= $(if $(ON_GPU),$(if $(filter-out 0,$(GPUS)),$(GPUS),1),$(if $(filter cuda_host,$(DEVICE)),1,2))
+DEMO_PLUGINS := $(if $(ON_GPU),$(if $(HAVE_CUDA),$(CUDA_SO) $(NCCL_SO)),$(if $(filter cuda_host,$(DEVICE)),$(CUDA_HOST) $(NCCL_HOST)))
 DATA ?=
 STEPS ?=
 PLAN ?=
@@ -438,11 +444,14 @@ demo:
 	@$(SUBMAKE) setup SETUP_FOR=$(if $(DATA),,demo)
 	@$(SUBMAKE) demo-run
 
-demo-run: all
+demo-run: all $(DEMO_PLUGINS)
+	@$(if $(ON_GPU),$(if $(HAVE_CUDA),:,echo 'perilune: DEVICE=$(DEVICE) needs the CUDA Toolkit, and nvcc was not found; install it, then: make probe' >&2; exit 1),:)
 	@$(if $(LAUNCHER),:,echo 'perilune: the demonstration needs the launcher (libluajit and argparse): make setup' >&2; exit 1)
 	@$(if $(HAVE_MPI),:,echo 'perilune: Open MPI was not found, so there is one rank')
+	@$(if $(DEVICE),:,[ $(GPUS) = 0 ] || echo 'perilune: this machine has a GPU; make demo DEVICE=cuda trains on it$(if $(HAVE_CUDA),, (with the CUDA Toolkit: nvcc))')
 	@mkdir -p build/demo
-	@$(LAUNCHER) run -n $(WORLD) examples/dlrm.lua --out build/demo $(if $(STEPS),--steps $(call quoted,$(STEPS))) \
+	@$(if $(filter cuda_host,$(DEVICE)),PERI_PLUGIN_PATH=$(abspath $B/cuda_host):$(abspath $B)) $(LAUNCHER) run -n $(WORLD) examples/dlrm.lua --out build/demo \
+	  $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(if $(STEPS),--steps $(call quoted,$(STEPS))) \
 	  $(if $(PLAN),--plan $(call quoted,$(PLAN))) $(if $(DATA),--data $(call quoted,$(DATA))) \
 	  $(if $(SCHEDULE),--schedule $(call quoted,$(SCHEDULE))) $(ARGS)
 

@@ -38,7 +38,8 @@ end
 
 --- What the model is worth on the test samples, beside what it must beat.
 local function judge(options, data, model, summary, say)
-  local result = evaluation.evaluate(model, data.loader { part = "test", batch_size = evaluation.batch_size(model, options) })
+  local result = evaluation.evaluate(model, data.loader { part = "test", batch_size = evaluation.batch_size(model, options),
+    num_workers = options.num_workers })
   copy(summary, result, { "auc", "ne", "logloss", "calibration" })
   summary.test_samples = result.samples
   summary.baseline = { base_rate = baselines.base_rate(data, result.ctr) }
@@ -68,8 +69,9 @@ local function main()
   local model, optimizer = build(options, data)
   local places = placement.of(model, options.plan)
   say(placement.text(places))
-  say(("training on %d %s, at most %d steps of %d samples (%.1f passes), learning rates %g (tables) and %g (dense)"):format(
-    peri.world_size(), peri.world_size() == 1 and "rank" or "ranks", options.steps, options.batch_size,
+  say(("training on %d %s of %s, each with %d workers for its batches, at most %d steps of %d samples (%.1f passes), learning rates %g "
+    .. "(tables) and %g (dense)"):format(peri.world_size(), peri.world_size() == 1 and "rank" or "ranks",
+    options.device, options.num_workers, options.steps, options.batch_size,
     options.steps / options.steps_per_pass, options.learning_rate, options.dense_learning_rate))
   local points, result = training.run(options, data, model, optimizer, log)
   log:close()

@@ -23,6 +23,8 @@ local OPTIONS = {
   { "--schedule", "Training schedule: a name of the library's (base, sparse_dist, ...), or a Lua file that returns one.", "sparse_dist" },
   { "--model", "Lua file that makes the model.", "models/dlrm.lua" },
   { "--device", "cpu, cuda, ...; PERI_DEVICE names the default", os.getenv "PERI_DEVICE" or "cpu" },
+  { "--num-workers", "Threads of each rank that make batches ahead (default: on a GPU all processors of the rank but one, 8 at most; "
+    .. "else a quarter of them).", nil, 0, 1024, true },
   { "--dim", "Columns of the embedding tables.", "32", 4, 4096, true },
   { "--rows", "Rows of each table (Criteo and synthetic).", "100000", 1, 2 ^ 31, true },
   { "--seed", "Everything random depends on it.", "1", 0, 2 ^ 53 - 1, true },
@@ -40,6 +42,14 @@ local function schedule_of(text)
   return schedule
 end
 
+--- Threads that make batches: a GPU leaves the rank's processors to them; on the CPU training uses those, and leaves some idle for moments.
+local function default_workers(device)
+  local C = peri.ffi.C
+  local processors = C.peri_threads()
+  if C.peri_device_host_access(peri.ffi.device(device)) then return math.min(math.floor(processors / 4), 8) end
+  return math.min(processors - 1, 8)
+end
+
 --- Parse the words of the command line; `here`: the folder of the examples.
 function M.parse(words, here)
   for _, o in ipairs(OPTIONS) do
@@ -52,6 +62,7 @@ function M.parse(words, here)
   parser:flag("--no-baseline", "Leave the logistic regression out.")
   parser:flag("--no-recommend", "Leave the recommendations out.")
   local options = parser:parse(words)
+  options.num_workers = options.num_workers or default_workers(options.device)
   if options.eval_every == 0 then options.validation = 0 end -- nobody looks at them
   return options
 end

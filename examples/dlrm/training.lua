@@ -22,7 +22,8 @@ end
 
 --- The loader of all looks, made once: to make one reads the validation part to its end (counts, an order of samples).
 local function looked_at(options, data, model)
-  return data.loader { part = "validation", batch_size = evaluation.batch_size(model, options), limit = options.eval_samples }
+  return data.loader { part = "validation", batch_size = evaluation.batch_size(model, options), limit = options.eval_samples,
+    num_workers = options.num_workers }
 end
 
 local function check_loss(loss, step)
@@ -49,7 +50,7 @@ end
 
 --- Train once on the validation samples too: in a log they are the newest.
 local function finish(options, data, pipeline)
-  local batches = data.loader { part = "validation", batch_size = options.batch_size }
+  local batches = data.loader { part = "validation", batch_size = options.batch_size, num_workers = options.num_workers }
   for loss in function() return step_of(pipeline, batches) end do loss:release() end
 end
 
@@ -77,7 +78,8 @@ end
 --- validation samples), validation { samples =, loss =, auc = (of those weights), last_loss = } or nil, seconds (no looks). Collective.
 function M.run(options, data, model, optimizer, log)
   local pipeline = pipeline_of(options, model, optimizer)
-  local batches = data.loader { part = data.training_part, batch_size = options.batch_size, epochs = math.huge, drop_last = true }
+  local batches = data.loader { part = data.training_part, batch_size = options.batch_size, epochs = math.huge, drop_last = true,
+    num_workers = options.num_workers }
   local progress = Progress { total = options.steps, samples_per_step = options.batch_size, style = peri.rank() > 0 and "off" or nil }
   local looking = watched(options, data)
   local samples = looking and looked_at(options, data, model)
@@ -106,6 +108,7 @@ function M.run(options, data, model, optimizer, log)
   end
   progress:close()
   pipeline:close() -- batches that were loaded ahead
+  batches:stop()
   local result = { steps = step, kept = step, stopped = not go_on and step < options.steps, seconds = progress:seconds() }
   if looking then
     local kept = watch.best and watch.lowest or watch.last

@@ -63,6 +63,23 @@ describe_script("examples/dlrm.lua", function()
     end)
   end
 
+  it("learns the same to the last bit, whatever number of workers makes the batches", function()
+    local function same(ranks, options, workers)
+      local want = run(ranks, options .. " --num-workers 0")
+      for _, n in ipairs(workers) do
+        local got = run(ranks, ("%s --num-workers %d"):format(options, n))
+        assert.equal(#want, #got)
+        for i, point in ipairs(want) do assert.equal(point.loss, got[i].loss) end
+      end
+    end
+    same(1, quick, { 1, 3 })
+    same(1, quick .. "--device opaque --steps 8", { 2 })
+    if many then same(2, quick .. "--plan examples/plans/mixed.lua", { 2 }) end
+    local path = folder .. "/workers.txt"
+    peri.data.synthetic.write { path = path, num_rows = 3000, rows = 50 }
+    same(1, ("--data %s --rows 50 --dim 8 --steps 20 --batch-size 100 --log-every 1 --eval-every 7 --no-baseline"):format(path), { 2 })
+  end)
+
   it("trains on the device that PERI_DEVICE names, unless --device does", function()
     local few = "--data synthetic:1000 --rows 100 --dim 8 --steps 4 --batch-size 32 --log-every 1 --eval-every 0 --no-baseline "
       .. "--no-recommend "
@@ -250,6 +267,7 @@ describe_script("examples/dlrm.lua", function()
     fails("--data synthetic:100 --steps 0", "%-%-steps is '0', allowed: whole numbers, 1 or more")
     fails("--data synthetic:100 --epochs 1.5", "%-%-epochs is '1.5', allowed: whole numbers, 1 or more")
     fails("--data synthetic:100 --batch-size 0", "%-%-batch%-size is '0', allowed: whole numbers, 1 to 2147483648")
+    fails("--data synthetic:100 --num-workers 2000", "%-%-num%-workers is '2000', allowed: whole numbers, 0 to 1024")
     fails("--data synthetic:100 --lr fast", "%-%-learning%-rate is 'fast', allowed: 0 or more")
     fails("--data synthetic:100 --seed 1e16", "%-%-seed is '1e16', allowed: whole numbers, 0 to 2%^53 %- 1")
     fails("--data synthetic:100 --steps 2 --epochs 2", "can not be used together")
