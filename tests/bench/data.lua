@@ -1,5 +1,6 @@
 -- data.lua: how fast samples come: Criteo files parsed (the file is in the page cache; the roofline is finding its line ends), synthetic
--- samples made, and package lists turned into batches. Columns: name, rows/s, ids/s, MB/s of the file.
+-- samples made, and package lists turned into batches. Columns: name, rows/s, ids/s, MB/s of the file. Then by workers, 1, 2, 4, ... up to
+-- the processors: rows/s of batches as tensors, the share of so many times one worker's, and what taking a batch that is there costs.
 local peri = require "perilune"
 local argparse = require "argparse"
 local json = require "dkjson"
@@ -8,6 +9,8 @@ local C, data = peri.ffi.C, peri.data
 local parser = argparse("tests/bench/data.lua", "Speed of readers.")
 parser:option("--out", "Append results as JSON lines to this file.")
 parser:option("--rows", "Rows of the file.", 300000, tonumber)
+parser:option("--device", "Where batches by workers go.", "cpu")
+parser:option("--only", "Of what is measured by workers, sources whose name has this in it.", "")
 local options = parser:parse(arg)
 peri.init()
 local out = options.out and assert(io.open(options.out, "a"))
@@ -35,6 +38,34 @@ local function pass(name, loader, bytes)
   report(name, rows, ids, best, bytes)
 end
 
+--- Batches of a loader by its workers: make(n) is one of n workers, of about a second of batches for each.
+local function by_workers(name, processors, make)
+  if not name:find(options.only, 1, true) then return end
+  local one, n = nil, 1
+  while n <= math.max(processors, 2) do
+    local loader, taken, rows, times = make(n), 0, 0, {}
+    for _ = 1, 2 * n do loader():release() end -- all workers have begun
+    local from = seconds()
+    repeat
+      local asked = seconds()
+      local batch = loader()
+      taken = taken + 1
+      times[taken] = seconds() - asked
+      rows = rows + batch.rows
+      batch:release()
+    until seconds() - from > 1.5 and taken % n == 0
+    local r = { name = name, workers = n, device = options.device, rows_per_s = rows / (seconds() - from) }
+    loader:stop()
+    one = one or r.rows_per_s
+    table.sort(times)
+    r.share, r.taking_ms = r.rows_per_s / (n * one), times[1] * 1e3
+    print(("%-24s %3d workers %12.0f rows/s  %5.2f of %d times one worker's; %.3f ms to take a batch"):format(name, n, r.rows_per_s,
+      r.share, n, r.taking_ms))
+    if out then out:write(json.encode(r), "\n") end
+    n = n * 2
+  end
+end
+
 local path = os.tmpname()
 data.synthetic.write { path = path, num_rows = options.rows, ids_per_bag = { 1, 1 } }
 local file = io.open(path)
@@ -48,12 +79,25 @@ lines.source:count()
 report("criteo, line ends only", options.rows, 0, seconds() - from, bytes)
 pass("criteo, 1 rank", data.criteo { path = path, batch_size = 2048 }, bytes)
 pass("criteo, rank 0 of 8", data.criteo { path = path, batch_size = 2048 * 8, rank = 0, world_size = 8 }, bytes)
-os.remove(path)
 pass("synthetic, 1 id per bag", data.synthetic { num_rows = 100000, batch_size = 2048 })
 pass("synthetic, 20 ids per bag", data.synthetic { num_rows = 10000, batch_size = 2048, ids_per_bag = 20 })
+local lists
 if os.execute "command -v apt-cache >/dev/null 2>&1" == 0 then
   from = seconds()
   local packages = data.debian.read()
   print(("%-28s %12.2f s for %d packages"):format("package lists, parsed", seconds() - from, packages.n))
   pass("package lists, batches", data.debian { packages = packages, part = "train", batch_size = 2048, limit = 500000 })
+  lists = packages
 end
+
+local processors = tonumber(io.popen("nproc"):read "*a")
+local common = { batch_size = 8192, epochs = math.huge, drop_last = true, device = options.device }
+local function with(args, workers)
+  for key, value in pairs(common) do args[key] = value end -- any order: named arguments
+  args.num_workers = workers
+  return args
+end
+by_workers("synthetic", processors, function(n) return data.synthetic(with({ num_rows = 2 ^ 40 }, n)) end)
+by_workers("criteo", processors, function(n) return data.criteo(with({ path = path }, n)) end)
+if lists then by_workers("package lists", processors, function(n) return data.debian(with({ packages = lists, part = "train" }, n)) end) end
+os.remove(path)
