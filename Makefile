@@ -279,7 +279,7 @@ $B/cuda_host/libnccl.so.2: $B/cuda_host/tests/cuda_host/nccl.o
 	$(Q)$(CXX) $(SANFLAGS) -shared -Wl,-soname,$(@F) $< -ldl -o $@
 $B/cuda_host/libperilune_nccl.so: $(NCCL_HOST_OBJ)
 	@$(if $(V),,echo '  PLUGIN  $@')
-	$(Q)$(CC) $(SANFLAGS) -shared $(NCCL_HOST_OBJ) -ldl -o $@
+	$(Q)$(CC) $(SANFLAGS) -shared -Wl,-rpath,'$$ORIGIN' $(NCCL_HOST_OBJ) -ldl -o $@
 $B/libperilune_nccl.so: $(NCCL_OBJ)
 	@$(if $(V),,echo '  PLUGIN  $@')
 	$(Q)$(CC) -shared $(NCCL_OBJ) -ldl -o $@

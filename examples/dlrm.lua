@@ -67,6 +67,7 @@ local function main()
     grouped(data.samples), grouped(data.validation_samples), grouped(data.test_samples), data.dense_features, #data.keys, prepared))
 
   local model, optimizer = build(options, data)
+  if options.device ~= "cpu" then say("transports: " .. peri.world():transports()) end
   local places = placement.of(model, options.plan)
   say(placement.text(places))
   say(("training on %d %s of %s, each with %d workers for its batches, at most %d steps of %d samples (%.1f passes), learning rates %g "

@@ -117,13 +117,12 @@ describe("GPUs", function()
       io.write "right"]]))
   end)
 
-  test("are used with queues for all streams, and without kernels that are loaded late among several ranks", function()
+  test("are used with queues for all streams, unless the user wants another number", function()
     local script = [[
       require("perilune").ones({ 1 }, "f32", "cuda_host")
-      for _, name in ipairs { "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_MODULE_LOADING" } do io.write(os.getenv(name) or "unset", " ") end]]
-    assert.equal("32 unset ", run("env -u CUDA_DEVICE_MAX_CONNECTIONS -u CUDA_MODULE_LOADING", script))
-    assert.equal("32 EAGER ", run("OMPI_COMM_WORLD_SIZE=2", script))
-    assert.equal("8 LAZY ", run("OMPI_COMM_WORLD_SIZE=2 CUDA_DEVICE_MAX_CONNECTIONS=8 CUDA_MODULE_LOADING=LAZY", script))
+      io.write(os.getenv "CUDA_DEVICE_MAX_CONNECTIONS")]]
+    assert.equal("32", run("env -u CUDA_DEVICE_MAX_CONNECTIONS", script))
+    assert.equal("8", run("CUDA_DEVICE_MAX_CONNECTIONS=8", script))
   end)
 
   test("are listed", function()
@@ -180,6 +179,43 @@ describe("GPUs", function()
     assert.matches("a batch of 1 ids, table 'users', feature 'id': " .. short .. "; the tables take 0 MB of it: " .. out, text)
     assert.matches("\n20000\n$", text)
   end)
+
+  --- What rank 0 of two says of its transports after it has made a sum, of tensors of cuda_host. `join`: how it joins the world.
+  local function chosen(title, env, join, wanted)
+    test(title, function()
+      if not shell.has "mpirun" then return pending "mpirun was not found" end
+      if shell.no_launcher() then return pending(shell.no_launcher()) end
+      local path, clean = shell.temporary()
+      shell.write(path .. "/sum.lua", ([[
+        local peri = require "perilune"
+        %s
+        local world = peri.world()
+        local sum = world:all_reduce(peri.full({ 2 }, 3, "f32", "cuda_host")):wait():to_list()[1]
+        local by = world:transport_of "cuda_host"
+        if peri.rank() == 0 then io.write("sum ", sum, " by ", by, "; ", world:transports(), "\n") end
+        peri.finish()]]):format(join))
+      local all = { PERI_CUDA_HOST_GPUS = 2, PERI_PLUGIN_PATH = folder .. ":" .. here .. "/" .. build, PERI_LOG = "error" }
+      for name, value in pairs(env) do all[name] = value end
+      local out, status = shell.run(("%s run -n 2 %s/sum.lua"):format(shell.perilune, path), all)
+      clean()
+      assert.equal(0, status, out)
+      assert.matches(wanted, out)
+    end)
+  end
+
+  local by_nccl = "sum 6 by nccl; mpi, and nccl for tensors of cuda_host: each of the 2 ranks has a GPU of its own"
+  chosen("exchange by NCCL where each rank has its own, which is its default device", { PERI_DEVICE = "cuda_host" }, "peri.init()", by_nccl)
+  chosen("exchange by NCCL where peri.init names them", {}, 'peri.init { device = "cuda_host" }', by_nccl)
+  chosen("exchange by NCCL where a model is made for them", {}, [[
+    peri.init()
+    peri.DistributedModelParallel { device = "cuda_host", plan = {},
+      module = peri.nn.Linear { in_features = 2, out_features = 2, device = "cuda_host" } }]], by_nccl)
+  chosen("exchange through the host's memory where ranks share one, and say so", { PERI_DEVICE = "cuda_host", PERI_CUDA_HOST_GPUS = 1 },
+    "peri.init()", "sum 6 by mpi; mpi, also for tensors of cuda_host, through the host's memory: ranks 0 and 1 share a GPU "
+    .. "%(0000:00:00.0%), and nccl wants one for each rank")
+  chosen("exchange through the host's memory where nobody names them", {}, "peri.init()", "sum 6 by mpi; mpi\n")
+  chosen("exchange as asked for", {}, 'peri.init { device_transport = "nccl", device = "cuda_host" }',
+    "sum 6 by nccl; mpi, and nccl for tensors of cuda_host, as was asked for")
 
   --- Two ranks, each of which makes three sums by NCCL, as a test; body(out, status) of what they print.
   local function summing(title, env, body)

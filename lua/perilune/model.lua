@@ -191,6 +191,7 @@ function DistributedModelParallel:init(args)
     P.fail(("DistributedModelParallel: module is %s, wanted an nn.Module (a class is called to make one)"):format(errors.kind(a.module)))
   end
   local env = env_of(a)
+  if env.pg == P.state.world then dist.use_device(a.device) end
   self._wrapper, self.device = wrapper_of(a), a.device or false
   local collections = collections_of(a.module, sharders_of(a))
   local plan = make_plan(a.plan, collections, env, a.device)

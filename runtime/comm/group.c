@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * group.c: joining a world, making groups from explicit rank lists, health, the recorder.
+ * group.c: groups from explicit rank lists, health, the recorder. Worlds are joined in world.c.
  */
 #include "internal.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 
 /** How often this rank made a group of one (member list, name) from one parent: part of the group's tag, so that the k-th group of a
  *  list meets the k-th of the other members. */
@@ -15,68 +14,9 @@ struct peri__birth {
     uint64_t count;
 };
 
-/* -- worlds ---------------------------------------------------------------------------------------------------------------------- */
+/* -- making ----------------------------------------------------------------------------------------------------------------------- */
 
-bool peri_comm_probe(const char *name, char *reason, size_t len)
-{
-    const peri_coll_vtab *vtab;
-    char why[256] = "";
-    bool ok = name && peri__plugin_coll(name, &vtab) >= 0;
-    if (!name) snprintf(why, sizeof why, "no name");
-    else if (!ok) snprintf(why, sizeof why, "%.250s", peri_error_message());
-    else ok = vtab->probe(why, sizeof why) >= 0;
-    if (reason && len) snprintf(reason, len, "%s", why);
-    return ok;
-}
-
-/** The transport @name, if it can be used here. @what: the argument that names it. */
-static peri_status usable(const char *what, const char *name, const peri_coll_vtab **out)
-{
-    char reason[256] = "";
-    PERI_TRY(peri__plugin_coll(name, out));
-    if ((*out)->probe(reason, sizeof reason) < 0)
-        return peri__fail(PERI_EUNSUPPORTED, "peri_comm_open: %s '%s' cannot be used here: %s", what, name, reason);
-    return PERI_OK;
-}
-
-/** mpi when it can run and several ranks were launched, else self. */
-static peri_status choose(const char *name, const peri_coll_vtab **out)
-{
-    char reason[256] = "";
-    if (name && *name && strcmp(name, "auto") != 0) return usable("transport", name, out);
-    /* Loading the plugin costs tens of milliseconds: look for a launcher first. */
-    static const char *const launchers[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "PMIX_RANK", NULL};
-    bool launched = false;
-    const char *size = NULL;
-    for (const char *const *l = launchers; *l; l++) launched = launched || getenv(*l);
-    for (const char *const *l = launchers; !size && l < launchers + 3; l++) size = getenv(*l);
-    const peri_coll_vtab *mpi = NULL;
-    if (launched && peri__plugin_coll("mpi", &mpi) >= 0 && mpi->probe(reason, sizeof reason) >= 0 && mpi->launched && mpi->launched() > 1) {
-        *out = mpi;
-        return PERI_OK;
-    }
-    if (size && atoi(size) > 1) /* several ranks that do not know of each other would each train alone: never silently */
-        return peri__fail(PERI_EUNSUPPORTED, "peri_comm_open: launched as one of %s ranks, but transport 'mpi' cannot be used: %s", size,
-                          reason[0] ? reason : peri_error_message());
-    return peri__plugin_coll("self", out);
-}
-
-static peri_status timeout_of(double seconds, int64_t *out)
-{
-    if (seconds == 0) {
-        const char *text = getenv("PERI_COMM_TIMEOUT_S");
-        char *end = "";
-        seconds = text ? strtod(text, &end) : 300;
-        if (!(seconds > 0) || *end)
-            return peri__fail(PERI_EINVAL, "peri_comm_open: PERI_COMM_TIMEOUT_S is '%s', allowed: numbers above 0", text);
-    }
-    if (!(seconds > 0 && seconds <= 1e9))
-        return peri__fail(PERI_EINVAL, "peri_comm_open: a timeout of %g s, allowed: above 0 to 1e9", seconds);
-    *out = (int64_t)(seconds * 1e9);
-    return PERI_OK;
-}
-
-static void comm_release(peri__comm *comm)
+void peri__comm_release(peri__comm *comm)
 {
     if (!comm || !peri__refs_drop(&comm->refs)) return;
     peri__between_drop(comm);
@@ -87,8 +27,7 @@ static void comm_release(peri__comm *comm)
     peri__free(comm);
 }
 
-/** A group object; takes over nothing on failure. */
-static peri_status group_make(peri__comm *comm, peri_group *parent, const int32_t *ranks, int32_t n, const char *name, peri_group **out)
+peri_status peri__group_make(peri__comm *comm, peri_group *parent, const int32_t *ranks, int32_t n, const char *name, peri_group **out)
 {
     peri_group *g = peri__alloc_zero(sizeof *g);
     int32_t *copy = peri__alloc(sizeof *copy * (size_t)n);
@@ -119,97 +58,6 @@ static peri_status group_make(peri__comm *comm, peri_group *parent, const int32_
     peri__object_count(1);
     *out = g;
     return PERI_OK;
-}
-
-static peri_status set_nodes(peri__comm *comm, void *ctx, int32_t local_size)
-{
-    comm->node = peri__alloc_zero(sizeof *comm->node * (size_t)comm->size);
-    if (!comm->node) return PERI_ENOMEM;
-    for (int32_t i = 0; i < comm->size; i++) comm->node[i] = local_size ? i / local_size : comm->vtab->node ? comm->vtab->node(ctx, i) : 0;
-    return PERI_OK;
-}
-
-/** The transport and the device of the second world, into @comm, if one is wanted. Before the first one is joined: what is refused here
- *  leaves the rank free to try again. */
-static peri_status find_device(peri__comm *comm, const peri_comm_config *config)
-{
-    const char *name = config->device_transport;
-    if (!name || !*name) {
-        if (config->device && *config->device)
-            return peri__fail(PERI_EINVAL, "peri_comm_open: device '%.40s' without a device_transport", config->device);
-        return PERI_OK;
-    }
-    if (!config->device || !*config->device)
-        return peri__fail(PERI_EINVAL, "peri_comm_open: device_transport '%.40s' without the name of its device", name);
-    PERI_TRY(usable("device_transport", name, &comm->device_vtab));
-    if (!(comm->device_vtab->takes & PERI_COLL_DEVICE))
-        return peri__fail(PERI_EUNSUPPORTED, "peri_comm_open: transport '%s' takes no device memory: it is no device_transport", name);
-    PERI_TRY(peri_device_get(config->device, &comm->device));
-    if (comm->device->caps & PERI_DEVICE_IMMEDIATE)
-        return peri__fail(PERI_EUNSUPPORTED, "peri_comm_open: device '%s' needs no device_transport: its memory is the host's",
-                          config->device);
-    return PERI_OK;
-}
-
-/** Join the second world, if one was found. @boot: of the first. */
-static peri_status open_device(peri__comm *comm, peri_coll_open boot, void *host_group, void **ctx)
-{
-    if (!comm->device) return PERI_OK;
-    boot.device_vtab = comm->device->vtab;
-    boot.device = comm->device->ctx;
-    boot.host_vtab = comm->vtab;
-    boot.host_group = host_group;
-    return comm->device_vtab->open(&boot, ctx);
-}
-
-peri_status peri_comm_open(const peri_comm_config *given, peri_group **out)
-{
-    PERI_NEED(out);
-    peri_comm_config config = {0};
-    if (given) config = *given;
-    int64_t timeout = 0;
-    PERI_TRY(timeout_of(config.timeout_s, &timeout));
-    const peri_coll_vtab *vtab;
-    if (config.local_size < 0)
-        return peri__fail(PERI_EINVAL, "peri_comm_open: nodes of %d ranks, allowed: 0 and more", config.local_size);
-    PERI_TRY(choose(config.transport, &vtab));
-    peri__comm *comm = peri__alloc_zero(sizeof *comm);
-    if (!comm) return PERI_ENOMEM;
-    peri__refs_init(&comm->refs);
-    comm->vtab = vtab;
-    comm->timeout_ns = timeout;
-    peri_group *world = NULL;
-    void *ctx = NULL, *device_ctx = NULL;
-    peri_coll_open boot = {.job = config.job, .rank = config.size ? config.rank : -1, .size = config.size, .timeout_ns = timeout};
-    peri_status status = find_device(comm, &config);
-    if (status >= 0) status = vtab->open(&boot, &ctx);
-    if (status < 0) goto out;
-    comm->rank = boot.rank;
-    comm->size = boot.size;
-    PERI_TRY_GOTO(open_device(comm, boot, ctx, &device_ctx), out);
-    PERI_TRY_GOTO(set_nodes(comm, ctx, config.local_size), out);
-    PERI_TRY_GOTO(group_make(comm, NULL, NULL, boot.size, "world", &world), out);
-    world->ctx = ctx;
-    world->device_ctx = comm->device_world = device_ctx;
-    world->tag = peri__hash_text("world");
-    world->timeout_ns = timeout;
-    if (boot.size > 1 && strcmp(vtab->name, "sim") != 0) {
-        peri__log_rank_set(boot.rank);
-        peri__between_set(&peri__comm_between, comm); /* the ranks of sim take turns by themselves */
-    }
-    *out = world;
-    ctx = device_ctx = NULL;
-out:
-    if (device_ctx) {
-        comm->device_vtab->abort(device_ctx, peri_error_message());
-        comm->device_vtab->release(device_ctx);
-    }
-    if (ctx) {
-        vtab->abort(ctx, peri_error_message());
-        vtab->release(ctx);
-    }
-    comm_release(comm);
-    return status;
 }
 
 /* -- groups ------------------------------------------------------------------------------------------------------------------------ */
@@ -261,7 +109,7 @@ peri_status peri_group_new(peri_group *parent, const int32_t *ranks, int32_t n, 
     peri_group *g;
     uint64_t tag;
     PERI_TRY(next_tag(parent, ranks, n, name, &tag));
-    PERI_TRY(group_make(parent->comm, parent, ranks, n, name, &g));
+    PERI_TRY(peri__group_make(parent->comm, parent, ranks, n, name, &g));
     g->tag = tag;
     peri_status status = parent->comm->vtab->subgroup(parent->ctx, ranks, n, tag, &g->ctx);
     if (status >= 0 && parent->device_ctx)
@@ -351,7 +199,7 @@ void peri_group_release(peri_group *group)
             group->births = b->next;
             peri__free(b);
         }
-        comm_release(group->comm);
+        peri__comm_release(group->comm);
         peri__free(group->ranks);
         peri__free(group->records);
         for (int32_t i = 0; i < PERI_CHANNEL_COUNT; i++) peri__free(group->channels[i].taken);
@@ -375,6 +223,7 @@ const char *peri_group_transport_of(const peri_group *group, const peri_device *
 {
     return (peri__by_device(group, device) ? group->comm->device_vtab : group->comm->vtab)->name;
 }
+const char *peri_group_transports(const peri_group *group) { return group->comm->transports; }
 bool peri_group_rank_order(const peri_group *group, const peri_device *device)
 {
     if (peri__by_device(group, device)) return group->comm->device_vtab->takes & PERI_COLL_DEVICE_RANK_ORDER;

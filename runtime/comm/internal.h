@@ -107,6 +107,9 @@ struct peri_group {
     struct peri__birth *births; /* how often groups were made from this one, by (ranks, name) */
 };
 
+/** A group object of @n ranks of @parent (of the world, where that is NULL); takes over nothing on failure. @out new. */
+peri_status peri__group_make(peri__comm *comm, peri_group *parent, const int32_t *ranks, int32_t n, const char *name, peri_group **out);
+void peri__comm_release(peri__comm *comm);
 /** Take the numbers of the next @n operations of the group, all for @channel; @first gets the first of them, the others follow it. Every
  *  rank must reserve the same in the same order. Each must be posted or skipped: later ones of the channel wait for it. */
 peri_status peri__group_reserve(peri_group *group, int32_t channel, int32_t n, uint64_t *first);
@@ -195,6 +198,8 @@ struct peri__comm {
     bool stepping;
     int32_t on_device;        /* operations that the device transport has and has not given back */
     void *device_world;       /* the device transport's world; NULL: there is none */
+    bool chooses;             /* the transport for tensors of a GPU is still to be chosen, when one is named */
+    char transports[320];     /* what carries tensors, in words */
     int64_t timeout_ns;       /* the world's when it was joined */
     peri_status lost;         /* failure of one whose results the poster had been promised, until somebody is told; else PERI_OK */
     char *lost_message;

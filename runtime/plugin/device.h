@@ -90,6 +90,9 @@ typedef struct peri_device_vtab {
     void (*mapped_free)(void *device, void *stream, void *p, int64_t bytes);
     /* Bytes of the device's memory that alloc could still give. (optional: it does not know) */
     peri_status (*memory)(void *device, int64_t *available);
+    /* Which piece of hardware it is, in words that are the same in all processes of a machine, whatever numbers they give their devices:
+     * "0000:3b:00.0". (optional) */
+    peri_status (*place)(void *device, char *text, size_t len);
 } peri_device_vtab;
 
 /** The one symbol that a device plugin libperilune_<name>.so exports; built-in devices have the same function under another name. */

@@ -63,7 +63,7 @@ describe("joining the world waits no longer than it may for a rank that", functi
   it("was refused for its arguments before", function()
     if missing then return pending(missing) end
     local out, status = run("", [[
-      for _, args in ipairs { { device = "opaque" }, { device_transport = "sim" }, { device_transport = "none", device = "opaque" },
+      for _, args in ipairs { { device = "smoke" }, { device_transport = "sim" }, { device_transport = "none", device = "opaque" },
         { device_transport = "mpi", device = "opaque" }, { device_transport = "sim", device = "cpu" }, { local_size = -1 } } do
         assert(not pcall(peri.init, args))
       end

@@ -103,6 +103,8 @@ function Group:transport_of(device)
   local p = P.device(device)
   return ffi.string(C.peri_group_transport_of(self:ptr(), p)), C.peri_group_rank_order(self:ptr(), p)
 end
+--- The transports of the world in words: "mpi, and nccl for tensors of cuda: each of the 8 ranks has a GPU of its own".
+function Group:transports() return ffi.string(C.peri_group_transports(self:ptr())) end
 --- PERI_OK, or that the group has failed: by now, with what it has queued on devices.
 local function health(group)
   C.peri_group_progress(group:ptr())

@@ -46,7 +46,7 @@ local function same_world(world, args)
     P.fail(("dist.init: %s is '%s', but this rank is in a world by '%s' already: see peri.finish()"):format(name, wanted, has))
   end
   if args.transport ~= "auto" then same("transport", args.transport, world.transport) end
-  if args.device_transport and args.device then
+  if args.device_transport and args.device_transport ~= "auto" and args.device then
     same("device_transport", args.device_transport, (world:transport_of(args.device)))
   end
   return world
@@ -54,8 +54,9 @@ end
 
 --- Join the world of all ranks; returns its group. In a world already: that one; asking for other transports than it has is an error.
 --- Named arguments: transport ("auto": mpi when launched as one of several ranks, else self), device_transport and device (a second
---- transport, which carries tensors of that device without copies through host memory), timeout (seconds), local_size (imposed ranks per
---- node), and for sim: job, rank, size.
+--- transport, which carries tensors of that device without copies through host memory; by default, beside mpi, nccl for the tensors of
+--- PERI_DEVICE, or of the device that is named here, if that is a GPU and each rank has one of its own), timeout (seconds), local_size
+--- (imposed ranks per node), and for sim: job, rank, size.
 function M.init(args)
   args = util.named("dist.init", args, {
     transport = "auto", device_transport = util.optional, device = util.optional, timeout = 0, local_size = 0, job = util.optional,
@@ -69,11 +70,23 @@ function M.init(args)
   if state.place then group.no_world "dist.init" end
   local config = ffi.new "peri_comm_config"
   config.transport, config.job = args.transport, args.job -- args anchors the bytes that the struct points at
-  config.device_transport, config.device = args.device_transport, args.device
+  local device_transport, device = args.device_transport, args.device
+  if device_transport == nil or device_transport == "auto" then
+    if device then P.device(device) end -- one that there is not is an error before anything is joined
+    device_transport, device = "auto", device or state.device
+  end
+  config.device_transport, config.device = device_transport, device
   config.rank, config.size, config.local_size, config.timeout_s = args.rank, args.size, args.local_size, args.timeout
   check(C.peri_comm_open(config, group_out))
   state.world = group.Group(group_out[0])
   return state.world
+end
+
+--- All ranks are going to exchange tensors of a device (a name; nil: the default device): where that is a GPU and nobody has named a
+--- transport for it, the one of GPUs is chosen now, if each rank has a GPU of its own. Collective.
+function M.use_device(device)
+  local world = state.world
+  if world then check(C.peri_comm_use_device(world:ptr(), device or state.device)) end
 end
 
 --- The world's group; an error before init.
@@ -125,6 +138,6 @@ function M.probe(transport)
   return nil, ffi.string(reason)
 end
 
-signature.check("dist.", M, { probe = "transport: string", new_group = "ranks: list, name: string?" })
+signature.check("dist.", M, { probe = "transport: string", use_device = "device: string?", new_group = "ranks: list, name: string?" })
 
 return M

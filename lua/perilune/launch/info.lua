@@ -103,6 +103,10 @@ function M.print()
   line("default", "%s (PERI_DEVICE)",
     opens and ffi.string(C.peri_device_name(found)) or ("'%s', not usable: %s"):format(own, why_not(found)))
   list("transports", function(...) return C.peri_comm_probe(...) end, { "self", "sim", "mpi", "nccl" })
+  local gpu = backend:match "^cuda" and backend or "cuda"
+  local missing = not C.peri_device_probe(gpu, reason, 512) and "device " .. gpu or not C.peri_comm_probe("nccl", reason, 512) and "nccl"
+  line("of ranks on GPUs", "%s", missing and ("mpi, through the host's memory: %s is not usable"):format(missing)
+    or "mpi, and nccl for tensors of GPUs where each rank has one of its own")
   local works, err = pcall(function() -- finds out who makes matrix products
     local x = peri.ones({ 64, 64 }, "f32", "cpu")
     peri.nn.functional.linear(x, x)

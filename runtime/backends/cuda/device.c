@@ -272,6 +272,16 @@ static peri_status device_memory(void *device, int64_t *available)
     return PERI_OK;
 }
 
+/** The address on the bus by which NCCL too tells GPUs apart. */
+static peri_status device_place(void *device, char *text, size_t len)
+{
+    gpu *g = device;
+    struct cudaDeviceProp p;
+    TRY(g, cudaGetDeviceProperties(&p, g->index));
+    snprintf(text, len, "%04x:%02x:%02x.0", (unsigned)p.pciDomainID, (unsigned)p.pciBusID, (unsigned)p.pciDeviceID);
+    return PERI_OK;
+}
+
 /* -- streams and events ---------------------------------------------------------------------------------------------------------------- */
 
 static peri_status stream_new(void *device, void **stream)
@@ -433,27 +443,15 @@ static const peri_device_vtab vtab = {
     .mapped_alloc = device_mapped_alloc,
     .mapped_free = device_mapped_free,
     .memory = device_memory,
+    .place = device_place,
 #if defined(PERI_CUDA_HOST)
     .seed = device_seed,
 #endif
 };
 
-/** Settings that the driver reads when a process first uses it; what the user has set stays.
- *
- * Streams share the driver's queues, 8 of them unless more are asked for. A kernel of an exchange that waits for another rank would hold up
- * whatever shares its queue. And a kernel that is loaded at its first launch waits for all that runs: where an exchange waits for a dead
- * rank, that would be for ever, so ranks of several load their kernels at the start. */
-static void set_up_driver(void)
-{
-    static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE"};
-    bool several = false;
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        const char *text = getenv(sizes[i]);
-        several = several || (text && atoi(text) > 1);
-    }
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
-    if (several) setenv("CUDA_MODULE_LOADING", "EAGER", 0);
-}
+/** A setting that the driver reads when a process first uses it; what the user has set stays. Streams share the driver's queues, 8 of them
+ *  unless more are asked for, and a kernel of an exchange that waits for another rank would hold up whatever shares its queue. */
+static void set_up_driver(void) { setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); }
 
 __attribute__((visibility("default"))) const peri_device_vtab *peri_device_entry_v1(const peri_plugin_host *lent);
 const peri_device_vtab *peri_device_entry_v1(const peri_plugin_host *lent)

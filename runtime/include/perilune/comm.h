@@ -39,12 +39,19 @@ typedef struct peri_comm_config {
     int32_t local_size;    /* ranks of a node: 0 as found; else nodes are imposed, `local_size` consecutive ranks each, the last
                               maybe of fewer (tests) */
     double timeout_s;      /* default deadline of operations in seconds; 0: PERI_COMM_TIMEOUT_S, else 300 */
-    const char *device_transport; /* a second one, for tensors of `device`: they travel without copies through host memory. NULL: none */
+    /* A second one, for tensors of `device`: they travel without copies through host memory. NULL: none; "auto": chosen as
+     * peri_comm_use_device does */
+    const char *device_transport;
     const char *device;    /* name of the device of the device transport (a device name as peri_device_get takes) */
 } peri_comm_config;
 
 /** Join the world of all ranks. Collective: every rank, once. May block until the others are there. @config NULL: all zero. @out new. */
 PERI_API peri_status peri_comm_open(const peri_comm_config *config, peri_group **out);
+/** All ranks of @world are going to exchange tensors of the device @name. If the world was joined with the device_transport "auto", the
+ *  device is cuda (or cuda:<number>), and each rank has a GPU of its own, nccl carries them from now on, in the world and in groups made
+ *  from now on; else they go through host memory. peri_group_transports says what was chosen and why. Only the first GPU that is named
+ *  counts. Collective; waits for the others. */
+PERI_API peri_status peri_comm_use_device(peri_group *world, const char *name);
 /** Whether transport @name could run here; if not, @reason (of @len bytes) says why. Local, never fails. */
 PERI_API bool peri_comm_probe(const char *name, char *reason, size_t len);
 
@@ -83,6 +90,8 @@ PERI_API const char *peri_group_name(const peri_group *group);
 PERI_API const char *peri_group_transport(const peri_group *group);
 /** Name of the transport that carries tensors of @device, without being copied through host memory where it is a device transport. */
 PERI_API const char *peri_group_transport_of(const peri_group *group, const peri_device *device);
+/** The transports of the world in words, with the reason where they were chosen for tensors of a GPU. Borrowed. */
+PERI_API const char *peri_group_transports(const peri_group *group);
 /** Whether sums over the ranks of tensors on @device are made in rank order (rank 0 + rank 1 + ...): then they have the same bits on every
  *  transport of which that is true. */
 PERI_API bool peri_group_rank_order(const peri_group *group, const peri_device *device);
