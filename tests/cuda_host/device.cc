@@ -80,6 +80,17 @@ bool is_pinned(const void *p)
 
 } // namespace
 
+namespace {
+
+/** What the host has asked of the device since the process began: peri_cuda_host_counts. */
+enum counted {
+    LAUNCHES, PRODUCTS, EXCHANGES, COPIES_ON, UP_PAGEABLE, UP_PINNED, COPIES_DOWN, RECORDS, STREAM_WAITS, EVENTS, ALLOCATIONS, FREES, PINNED,
+    BLOCKED, ASKED, COUNTED
+};
+int64_t counts[COUNTED];
+
+} // namespace
+
 /* -- streams ------------------------------------------------------------------------------------------------------------------------- */
 
 struct task {
@@ -247,6 +258,7 @@ cudaError_t host::launch(const void *kernel, dim3 grid, dim3 block, size_t share
     hold h(lock);
     if (stream && stream->gpu != current) return say(cudaErrorInvalidResourceHandle);
     if (shared_bytes > 48 << 10 && (size_t)allowed_shared()[kernel] < shared_bytes) return say(cudaErrorInvalidValue);
+    counts[LAUNCHES]++;
     enqueue(stream, [=] {
         if (sticky == cudaSuccess) run_grid(grid, block, shared_bytes, call);
     });
@@ -265,6 +277,7 @@ cudaError_t host::task(cudaStream_t stream, std::function<void()> work)
 {
     hold h(lock);
     if (stream && stream->gpu != current) return say(cudaErrorInvalidResourceHandle);
+    counts[PRODUCTS]++;
     enqueue(stream, std::move(work));
     return last;
 }
@@ -272,6 +285,7 @@ cudaError_t host::task(cudaStream_t stream, std::function<void()> work)
 extern "C" __attribute__((visibility("default"))) void peri_cuda_host_poll(cudaStream_t stream, bool (*ended)(void *), void *data)
 {
     hold h(lock);
+    counts[EXCHANGES]++;
     task *t = enqueue(stream, nullptr);
     t->poll = [=] { return ended(data); };
 }
@@ -291,6 +305,14 @@ void peri_cuda_host_forget(void)
     hold h(lock);
     host::sticky = last = cudaSuccess;
     host::wrong.clear();
+}
+
+/** The counts, in the order of `counted`, into @out; returns how many there are. */
+__attribute__((visibility("default"))) int peri_cuda_host_counts(int64_t *out, int most)
+{
+    hold h(lock);
+    for (int i = 0; i < COUNTED && i < most; i++) out[i] = counts[i];
+    return COUNTED;
 }
 
 const char *peri_cuda_host_wrong(void) { return host::wrong.c_str(); }
@@ -426,6 +448,7 @@ cudaError_t cudaFree(void *p)
 cudaError_t cudaMallocAsync(void **out, size_t bytes, cudaStream_t stream)
 {
     hold h(lock);
+    counts[ALLOCATIONS]++;
     peri_cuda_host_event here; /* the memory is there from here on in the stream, and after what waits for it */
     move_event(&here, stream_of(stream));
     std::shared_ptr<peri_cuda_host_event> mark(new peri_cuda_host_event(here), [](peri_cuda_host_event *e) {
@@ -445,6 +468,7 @@ cudaError_t cudaMallocAsync(void **out, size_t bytes, cudaStream_t stream)
 cudaError_t cudaFreeAsync(void *p, cudaStream_t stream)
 {
     hold h(lock);
+    counts[FREES]++;
     if (p && !host::is_allocation(p)) return say(cudaErrorInvalidValue);
     if (p) enqueue(stream, [p] { host::give(p); });
     return cudaSuccess;
@@ -454,6 +478,7 @@ cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned)
 {
     if (posix_memalign(out, 4096, bytes ? bytes : 1) != 0) return say(cudaErrorMemoryAllocation);
     hold h(lock);
+    counts[PINNED]++;
     pinned()[(const char *)*out] = bytes ? bytes : 1;
     return cudaSuccess;
 }
@@ -488,6 +513,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t s)
 cudaError_t cudaStreamSynchronize(cudaStream_t on)
 {
     hold h(lock);
+    counts[BLOCKED]++;
     auto *s = stream_of(on);
     return run_until(s, s->queued);
 }
@@ -512,12 +538,15 @@ cudaError_t cudaDeviceSynchronize(void)
 cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned)
 {
     hold h(lock);
+    counts[STREAM_WAITS]++;
     if (e->stream) enqueue(s, nullptr, e->stream, e->position);
     return cudaSuccess;
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned)
 {
+    hold h(lock);
+    counts[EVENTS]++;
     *out = new peri_cuda_host_event;
     (*out)->gpu = current;
     return cudaSuccess;
@@ -535,6 +564,7 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
 {
     hold h(lock);
     if (s && s->gpu != e->gpu) return say(cudaErrorInvalidResourceHandle);
+    counts[RECORDS]++;
     move_event(e, stream_of(s));
     return cudaSuccess;
 }
@@ -542,12 +572,14 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
 cudaError_t cudaEventQuery(cudaEvent_t e)
 {
     hold h(lock);
+    counts[ASKED]++;
     return run_until(e->stream, e->position, 1 + host::draw() % 8); /* polling gets somewhere, no faster than it must */
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t e)
 {
     hold h(lock);
+    counts[BLOCKED]++;
     return run_until(e->stream, e->position);
 }
 
@@ -569,6 +601,7 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaM
     bool from = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice,
          to = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
     if (kind != cudaMemcpyDefault && bytes && (from != host::on_device(src) || to != host::on_device(dst))) return say(cudaErrorInvalidValue);
+    counts[host::on_device(src) ? (host::on_device(dst) ? COPIES_ON : COPIES_DOWN) : is_pinned(src) ? UP_PINNED : UP_PAGEABLE]++;
     if (!host::on_device(src) && !is_pinned(src)) {
         auto *copy = new std::string((const char *)src, bytes);
         enqueue(stream, [=] {
@@ -581,6 +614,7 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaM
         });
     }
     if (host::on_device(dst) || is_pinned(dst)) return cudaSuccess;
+    counts[BLOCKED]++;
     auto *s = stream_of(stream);
     return run_until(s, s->queued);
 }
