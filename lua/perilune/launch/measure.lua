@@ -58,7 +58,8 @@ local function batch_of(features, seed, device)
     inverse = { keys, Tensor.from_memory(places, { #features, samples }, "i64", device or "cpu") }
   end
   return peri.KeyedJaggedTensor { keys = keys, inverse_indices = inverse, stride = not varied and features[1].bags or nil,
-    stride_per_key_per_rank = varied and strides or nil, values = values and Tensor.from_memory(values, { total }, "i64", "cpu") or peri.nn.functional.cat(drawn, 1),
+    stride_per_key_per_rank = varied and strides or nil,
+    values = values and Tensor.from_memory(values, { total }, "i64", "cpu") or peri.nn.functional.cat(drawn, 1),
     lengths = Tensor.from_memory(lengths, { bags }, "i32", device or "cpu") }
 end
 

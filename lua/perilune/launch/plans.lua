@@ -200,7 +200,9 @@ function M.run(options, stream)
     lines(stream, plan.report.lines(planner))
     local dense = plan.dense.predict(g.model, planner.topology, options.batch_size, options.precision)
     if dense then lines(stream, { dense_line(dense, options.precision) })
-    elseif options.precision then P.fail "perilune plan: --precision goes with a machine that has prices of the dense part, and with a model's module or matrices" end
+    elseif options.precision then
+      P.fail "perilune plan: --precision goes with a machine that has prices of the dense part, and with a model's module or matrices"
+    end
     local why = not options.no_reasons and plan.report.reasons(planner, g.model) or nil
     if why then lines(stream, plan.report.reason_lines(why, #planner.last.best.proposal)) end
     if options.save then

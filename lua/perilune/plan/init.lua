@@ -32,7 +32,8 @@ local planner = {
   pin = "relations", EmbeddingOffloadScaleupProposer = "offload", EmbeddingOffloadStats = "offload",
 }
 for _, name in ipairs { "StepEstimator", "StepModel", "StepStorageEstimator" } do planner[name] = "step" end
-local planner_files = { dense = "perilune.plan.dense", describe = "perilune.plan.describe", reasons = "perilune.plan.reasons", report = "perilune.plan.report",
+local planner_files = { dense = "perilune.plan.dense", describe = "perilune.plan.describe",
+  reasons = "perilune.plan.reasons", report = "perilune.plan.report",
   html = "perilune.plan.html", statistics = "perilune.plan.statistics" }
 for _, file in util.ordered(planner) do planner_files[file] = "perilune.plan." .. file end
 

@@ -84,7 +84,8 @@ local arguments = {
   threads = util.optional.number,           -- worker threads of a rank while it was measured
   rates = util.optional.table,              -- measured, of a rank while all are busy: { copy =, gather =, update = (bytes a millisecond),
                                             -- products = (operations a millisecond) }
-  dense = util.optional.table,              -- measured: precision -> { forward =, backward =, optimizer = }: milliseconds a unit of plan/dense.lua
+  dense = util.optional.table,              -- measured: precision -> { forward =, backward =, optimizer = }: milliseconds a unit of
+                                            -- plan/dense.lua
   costs = util.optional.table,              -- measured: { forward = , backward = }: milliseconds a unit of plan/step.lua
   choices = util.optional.table,            -- ways that processors differ about and that were measured: name -> way
   custom_topology_data = util.optional.table, -- { hbm_cap = a list with one number for each rank, ddr_cap =, ssd_cap = }

@@ -1,0 +1,138 @@
+-- Plans for GPUs: machines by name, prices of the dense part, memory of devices.
+local shell = require "spec.support.shell"
+local peri = require "perilune"
+local dense = require "perilune.plan.dense"
+local step = require "perilune.plan.step"
+local plan, nn = peri.plan, peri.nn
+
+local function tables_of(n, rows, data_type)
+  local m, entries, constraints = { tables = {}, optimizer = "rowwise_adagrad" }, {}, {}
+  for t = 1, n do
+    m.tables[t] = { name = "t" .. t, num_embeddings = rows, embedding_dim = 128, data_type = data_type }
+    entries["t" .. t], constraints["t" .. t] = plan.table_wise(0), plan.ParameterConstraints { pooling_factors = { 20 } }
+  end
+  return plan.describe.of(m), plan.ShardingPlan { [""] = entries }, constraints
+end
+
+describe("the machine h100", function()
+  it("is a host of eight GPUs with prices, of which there may be more or fewer", function()
+    local t = plan.Topology.preset "h100"
+    assert.same({ 8, 8, "cuda" }, { t.world_size, t.local_world_size, t.compute_device })
+    assert.is_true(t.devices[1].hbm > 70 * 2 ^ 30 and t.devices[1].hbm < 81 * 2 ^ 30)
+    for _, way in ipairs { "forward", "backward" } do assert.is_true(t.costs[way].step > 0) end
+    local many = plan.Topology.preset("h100", { world_size = 512 })
+    assert.same({ 512, 8 }, { many.world_size, many.local_world_size })
+    assert.equal(1, plan.Topology.preset("h100", { world_size = 1 }).local_world_size)
+  end)
+
+  it("takes no less time for more samples, wider types and more tables", function()
+    local t = plan.Topology.preset("h100", { world_size = 1 })
+    local function ms(n, batch, data_type)
+      local model, p, constraints = tables_of(n, 1e6, data_type)
+      return step.predict(p, model, t, batch, constraints).ms
+    end
+    local base = ms(4, 8192, "FP32")
+    assert.is_true(ms(4, 16384, "FP32") > 1.5 * base)
+    assert.is_true(ms(8, 8192, "FP32") > 1.5 * base)
+    assert.is_true(ms(4, 8192, "FP16") < base)
+  end)
+end)
+
+describe("plan.dense", function()
+  it("counts products, what they give and weights", function()
+    local a = dense.amounts({ { 512, 256 } }, 1000)
+    assert.same({ product = 1, flop = 2 * 1000 * 512 * 256, out_byte = 1000 * 512 * 4, weight_byte = 512 * 256 * 4 }, a.forward)
+    assert.equal(2 * a.forward.flop, a.backward.flop)
+    assert.same({ product = 1, flop = 0, out_byte = 0, weight_byte = 512 * 256 * 4 }, a.optimizer)
+  end)
+
+  it("is the sum of amounts times prices, and finds a model's matrices", function()
+    local prices = {}
+    for i, way in ipairs(dense.ways) do prices[way] = { product = 0.01 * i, flop = 1e-11, out_byte = 1e-9, weight_byte = 1e-9 * i } end
+    local t = plan.Topology { world_size = 1, compute_device = "cuda", dense = { high = prices } }
+    local tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 10, embedding_dim = 8, feature_names = { "f" } } }
+    local model = nn.Module:extend "Two"
+    function model:init()
+      self.bags = peri.EmbeddingBagCollection { tables = tables }
+      self.net = nn.MLP { in_size = 13, layer_sizes = { 512, 256 } }
+    end
+    local described = plan.describe.of(model())
+    assert.same({ { 512, 13 }, { 256, 512 } }, described.matrices)
+    local got = dense.predict(described, t, 100)
+    local a = dense.amounts(described.matrices, 100)
+    local want = 0
+    for _, way in ipairs(dense.ways) do
+      local sum = 0
+      for unit, amount in pairs(a[way]) do sum = sum + amount * prices[way][unit] end
+      assert.near(sum, got[way], 1e-12)
+      want = want + sum
+    end
+    assert.near(want, got.ms, 1e-12)
+    assert.error_matches(function() dense.predict(described, t, 100, "bf16") end, "allowed: high")
+    assert.is_nil(dense.predict(described, plan.Topology { world_size = 1 }, 100))
+  end)
+
+  it("is refused where prices are not whole", function()
+    assert.error_matches(function()
+      plan.Topology { world_size = 1, dense = { high = { forward = { product = 1, flop = 1, out_byte = 1 } } } }
+    end, "dense.high.forward.weight_byte")
+    assert.error_matches(function() plan.Topology { world_size = 1, dense = { low = {} } } end, "allowed: highest, high, bf16")
+  end)
+end)
+
+describe("perilune plan --machine", function()
+  if shell.no_launcher() then return it("is there", function() pending(shell.no_launcher()) end) end
+  local folder, clean
+  setup(function() folder, clean = shell.temporary() end)
+  teardown(function() clean() end)
+
+  local function run(words)
+    local path = shell.write(folder .. "/model.lua", [[
+      return { tables = { { name = "a", num_embeddings = 1e6, embedding_dim = 128 }, { name = "b", num_embeddings = 1e5, embedding_dim = 64 } } }]])
+    return shell.run(("%s plan %s %s"):format(shell.perilune, path, words))
+  end
+
+  it("plans for GPUs that are not there", function()
+    local out, status = run "--machine h100:16 --no-reasons"
+    assert.equal(0, status, out)
+    assert.matches("2 tables on 16 ranks %(cuda%), 8 a host, 7%d%.%d GiB each", out)
+    assert.matches("hbm a shard", out)
+  end)
+
+  it("refuses machines that it does not know, and what says ranks twice", function()
+    for words, text in pairs {
+      ["--machine h100:0"] = "allowed: NAME or NAME:RANKS, such as h100:8", ["--machine :8"] = "allowed: NAME or NAME:RANKS",
+      ["--machine abacus:8"] = "nor a machine of that name, but .*h100", ["--machine h100:8 -n 4"] = "one of them says how many",
+      ["--machine h100 --topology h100"] = "one of them says the machine", ["--machine h100:8 --verify"] = "runs steps on processors",
+    } do
+      local out, status = run(words)
+      assert.is_true(status ~= 0, words)
+      assert.matches(text, out)
+    end
+  end)
+end)
+
+describe("a model on a GPU without a plan", function()
+  local build = io.popen("pwd"):read "*l" .. "/" .. (os.getenv "PERI_BUILD" or "build")
+  local there = io.open(build .. "/cuda_host/libperilune_cuda_host.so")
+  if there then there:close() end
+
+  it("is planned for the GPU's memory", function()
+    if not there then return pending "no C++ compiler was found" end
+    if shell.no_launcher() then return pending(shell.no_launcher()) end
+    local folder, clean = shell.temporary()
+    local script = shell.write(folder .. "/script.lua", [[
+      local peri = require "perilune"
+      peri.init()
+      local automatic = require "perilune.plan.automatic"
+      local env = peri.plan.ShardingEnv.from_local(1, 0)
+      local t = automatic.topology(env, {}, "cuda_host")
+      print(t.compute_device, t.devices[1].hbm <= 3 * 2 ^ 30, t.devices[1].hbm > 2 ^ 30)
+      print(automatic.topology(env, {}, "cpu").compute_device)]])
+    local out, status = shell.run(("%s run %s"):format(shell.perilune, script),
+      { PERI_PLUGIN_PATH = build .. "/cuda_host", XDG_CACHE_HOME = folder })
+    clean()
+    assert.equal(0, status, out)
+    assert.equal("cuda\ttrue\ttrue\ncpu\n", out)
+  end)
+end)
