@@ -67,8 +67,9 @@ int barrier_count(int predicate, bool places = PLACES);
 void interrupt();
 /** The running thread changes @p by an atomic operation. */
 void touch_atomic(const void *p, size_t bytes);
-/** It loads @p, beside those who do. */
+/** It loads @p, or stores it, beside those who do. */
 void touch_beside(const void *p, size_t bytes);
+void touch_store(const void *p, size_t bytes);
 #if defined(__SANITIZE_THREAD__)
 #define PERI_CUDA_HOST_APART __attribute__((no_sanitize_thread, noinline)) /* races.cc is told in another way */
 #else
@@ -100,7 +101,7 @@ template <class T> PERI_CUDA_HOST_APART T load_beside(const T *p)
 
 template <class T> PERI_CUDA_HOST_APART void store_beside(T *p, T x)
 {
-    touch_atomic(p, sizeof *p);
+    touch_store(p, sizeof *p);
     *p = x;
 }
 

@@ -257,10 +257,11 @@ cudaError_t host::launch(const void *kernel, dim3 grid, dim3 block, size_t share
         return say(cudaErrorInvalidConfiguration);
     hold h(lock);
     if (stream && stream->gpu != current) return say(cudaErrorInvalidResourceHandle);
-    if (shared_bytes > 48 << 10 && (size_t)allowed_shared()[kernel] < shared_bytes) return say(cudaErrorInvalidValue);
+    size_t allowed = (size_t)allowed_shared()[kernel];
+    if (shared_bytes > 48 << 10 && allowed < shared_bytes) return say(cudaErrorInvalidValue);
     counts[LAUNCHES]++;
     enqueue(stream, [=] {
-        if (sticky == cudaSuccess) run_grid(grid, block, shared_bytes, call);
+        if (sticky == cudaSuccess) run_grid(grid, block, shared_bytes, allowed, call);
     });
     return last; /* cudaPeekAtLastError behind the launch: an older error, too */
 }
@@ -278,7 +279,11 @@ cudaError_t host::task(cudaStream_t stream, std::function<void()> work)
     hold h(lock);
     if (stream && stream->gpu != current) return say(cudaErrorInvalidResourceHandle);
     counts[PRODUCTS]++;
-    enqueue(stream, std::move(work));
+    enqueue(stream, [=] {
+        races_work(true);
+        work();
+        races_work(false);
+    });
     return last;
 }
 
@@ -289,6 +294,9 @@ extern "C" __attribute__((visibility("default"))) void peri_cuda_host_poll(cudaS
     task *t = enqueue(stream, nullptr);
     t->poll = [=] { return ended(data); };
 }
+
+/** A library beside (nccl.cc) has written these bytes. */
+extern "C" __attribute__((visibility("default"))) void peri_cuda_host_wrote(const void *p, size_t bytes) { host::wrote(p, bytes); }
 
 /* -- the functions ------------------------------------------------------------------------------------------------------------------- */
 
@@ -605,12 +613,12 @@ cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, enum cudaM
     if (!host::on_device(src) && !is_pinned(src)) {
         auto *copy = new std::string((const char *)src, bytes);
         enqueue(stream, [=] {
-            if (host::reach(dst, bytes)) memcpy(dst, copy->data(), bytes);
+            if (host::reach(dst, bytes)) memcpy(dst, copy->data(), bytes), host::wrote(dst, bytes);
             delete copy;
         });
     } else {
         enqueue(stream, [=] {
-            if (host::reach(src, bytes) && host::reach(dst, bytes)) memmove(dst, src, bytes);
+            if (host::reach(src, bytes) && host::reach(dst, bytes)) memmove(dst, src, bytes), host::wrote(dst, bytes, src);
         });
     }
     if (host::on_device(dst) || is_pinned(dst)) return cudaSuccess;
@@ -623,7 +631,7 @@ cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t str
 {
     hold h(lock);
     enqueue(stream, [=] {
-        if (host::reach(dst, bytes)) memset(dst, value, bytes);
+        if (host::reach(dst, bytes)) memset(dst, value, bytes), host::wrote(dst, bytes);
     });
     return cudaSuccess;
 }

@@ -31,8 +31,9 @@ void found_wrong(const std::string &text, cudaError_t error);
 
 /* -- threads.cc ---------------------------------------------------------------------------------------------------------------------- */
 
-/** Run all blocks of a grid. False: the kernel did something that `wrong` tells. */
-bool run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()> &kernel);
+/** Run all blocks of a grid. False: the kernel did something that `wrong` tells. @allowed: dynamic shared memory that cudaFuncSetAttribute
+ *  has allowed its kernel; 0: it was not asked. */
+bool run_grid(dim3 grid, dim3 block, size_t shared_bytes, size_t allowed, const std::function<void()> &kernel);
 /** The running thread of a kernel did @text: its grid ends here. */
 [[noreturn]] void give_up_kernel(const std::string &text, cudaError_t error);
 /** Why the running thread must not touch @p, which is shared memory; "": it is not. */
@@ -42,6 +43,14 @@ std::string refused_shared(const void *p);
 std::string name_of(uint32_t block, uint32_t thread);
 /** "shared memory", or "". */
 bool is_shared(const void *p);
+
+/** An allocation of the device, or an array of shared memory. */
+struct extent {
+    const char *from, *to;
+    unsigned char *written; /* a bit for each byte: something has written it since it was allocated; NULL: nobody takes notes */
+};
+/** The array of shared memory whose pages hold @p; false: none. */
+bool shared_extent(const void *p, extent *out);
 
 /* -- places.cc ----------------------------------------------------------------------------------------------------------------------- */
 
@@ -76,6 +85,10 @@ void races_choose(bool on);
 void races_begin();
 void races_block();
 void races_end();
+/** Around what the device does beside kernels, by code that is compiled with them. */
+void races_work(bool begins);
+/** Does anybody ask what was written? Where races are built in. */
+extern const bool contents_matter;
 
 /* -- memory.cc ----------------------------------------------------------------------------------------------------------------------- */
 
@@ -101,6 +114,12 @@ void give(void *p);
 bool is_allocation(const void *p);
 bool on_device(const void *p);
 size_t memory_used();
+/** The allocation whose pages hold @p; false: none that lives. */
+bool extent_of(const void *p, extent *out);
+/** Why the device must not touch these bytes; "": it may. */
+std::string refused(const void *p, size_t bytes);
+/** The device, or a copy, has written these bytes; @from: it has copied them, with what they are. */
+void wrote(const void *p, size_t bytes, const void *from = nullptr);
 /** "an allocation of 24 bytes, at byte 8"; "": not of the device. */
 std::string where_is(const void *p);
 /** Open memory of the device for a copy; host memory needs nothing. False: not all of it is there. */

@@ -9,7 +9,7 @@
  *   and what its stream has not come to allocate yet.
  *
  * What remains of the first and the last page of an allocation holds noise that must stay; the address sanitizer watches it where there is
- * one. New memory holds noise, or what was there before.
+ * one, and races.cc where it is told of every access. New memory holds noise, or what was there before.
  */
 #include "internal.h"
 
@@ -36,6 +36,7 @@ struct block {
     unsigned touched;     /* how often it was opened in this batch of work */
     int noise;
     std::function<bool()> ready;
+    unsigned char *written; /* of extent_of */
 };
 
 struct range {
@@ -278,7 +279,8 @@ cudaError_t take(void **out, size_t bytes, std::function<bool()> ready)
     }
     if (!base) return cudaErrorMemoryAllocation;
     char *end = base + pages * a.page;
-    block b = {pages, bytes, end - room, true, false, false, 0, 0, std::move(ready)};
+    block b = {pages, bytes, end - room, true, false, false, 0, 0, std::move(ready), nullptr};
+    if (contents_matter) b.written = (unsigned char *)calloc(bytes / 8 + 8, 1); /* a look takes 8 of them at once */
     POISON(base, (size_t)(b.at - base));
     UNPOISON(b.at, bytes);
     POISON(b.at + bytes, (size_t)(end + a.page - (b.at + bytes)));
@@ -313,6 +315,8 @@ void give(void *p)
     POISON(b.at, b.bytes);
     b.live = b.whole = false;
     b.ready = nullptr;
+    free(b.written);
+    b.written = nullptr;
     b.touched = 0;
     a.holes.emplace(b.pages, found->first);
 }
@@ -324,6 +328,36 @@ std::string where_is(const void *p)
     if (found == memory().blocks.end()) return "";
     return "an allocation of " + std::to_string(found->second.bytes) + " bytes, from byte " +
            std::to_string((const char *)p - found->second.at) + " on";
+}
+
+bool extent_of(const void *p, extent *out)
+{
+    auto found = on_device(p) ? block_of(p) : memory().blocks.end();
+    if (found == memory().blocks.end() || !found->second.live) return false;
+    const block &b = found->second;
+    *out = {b.at, b.at + b.bytes, b.written};
+    return true;
+}
+
+std::string refused(const void *p, size_t bytes) { return refused(block_of(p), (const char *)p, (const char *)p + bytes); }
+
+void wrote(const void *p, size_t bytes, const void *from)
+{
+    extent to, of;
+    if (!contents_matter || !extent_of(p, &to)) return;
+    const bool all = !from || !extent_of(from, &of); /* what the host copies is its own business */
+    for (size_t i = 0, at = (size_t)((const char *)p - to.from); i < bytes;) {
+        if (all && at % 8 == 0 && bytes - i >= 8) {
+            const size_t whole = (bytes - i) / 8;
+            memset(to.written + at / 8, 0xff, whole);
+            i += 8 * whole, at += 8 * whole;
+            continue;
+        }
+        const size_t source = all ? 0 : (size_t)((const char *)from - of.from) + i;
+        const int is = all || (of.written[source / 8] >> source % 8 & 1);
+        to.written[at / 8] = (unsigned char)((to.written[at / 8] & ~(1 << at % 8)) | is << at % 8);
+        i++, at++;
+    }
 }
 
 bool reach(const void *p, size_t bytes)

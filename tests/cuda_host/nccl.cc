@@ -151,6 +151,17 @@ void write_file(const std::string &name, const void *data, size_t bytes)
     rename(hidden.c_str(), name.c_str());
 }
 
+/** Tell the device that these bytes of its memory were written. */
+void wrote(const void *p, size_t bytes)
+{
+    typedef void (*wrote_fn)(const void *, size_t);
+    static wrote_fn tell = nullptr;
+    void *device = tell ? nullptr : dlopen("libperilune_cuda_host.so", RTLD_NOW | RTLD_NOLOAD);
+    void *found = device ? dlsym(device, "peri_cuda_host_wrote") : nullptr;
+    if (found) memcpy(&tell, &found, sizeof tell);
+    if (tell) tell(p, bytes);
+}
+
 /** Has the file come, with so many bytes? Then read it. A file of another size stays: this operation never ends. */
 bool read_file(part *p)
 {
@@ -163,6 +174,7 @@ bool read_file(part *p)
     p->here = fread(room.data(), 1, p->bytes, f) == p->bytes;
     fclose(f);
     if (p->here) memcpy(p->data, room.data(), p->bytes);
+    if (p->here) wrote(p->data, p->bytes);
     if (p->here) unlink(p->name.c_str());
     return p->here;
 }

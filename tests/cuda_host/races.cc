@@ -9,6 +9,10 @@
  * votes and matches order no memory, and nothing orders the blocks of a launch. Accesses by atomic operations and volatile ones go beside
  * each other.
  *
+ * The same calls show two faults more, whatever the order of threads: what reaches past an allocation or an array of shared memory by less
+ * than the page behind it is away, and loads from device memory that nothing has written since it was allocated (a launch that sets
+ * something up was left out).
+ *
  * Of each word of 4 bytes (or byte, where single ones are touched) that a launch touches it is known who did each kind of access first, who
  * did it last, and who of the other threads did it last. Blocks run one after the other, so the first one shows what other blocks did;
  * within a block a third thread's load may have been forgotten, under one order of the threads.
@@ -17,7 +21,9 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <sys/mman.h>
 #include <unordered_map>
+#include <vector>
 
 namespace peri_cuda_host {
 
@@ -29,8 +35,11 @@ void races_choose(bool) {}
 void races_begin() {}
 void races_block() {}
 void races_end() {}
+void races_work(bool) {}
+extern const bool contents_matter = false;
 void touch_atomic(const void *, size_t) {}
 void touch_beside(const void *, size_t) {}
+void touch_store(const void *, size_t) {}
 } // namespace peri_cuda_host
 #else
 
@@ -62,14 +71,50 @@ struct cell {
 };
 
 enum : uintptr_t { PAGE = 512, WORDS = PAGE / 4, PAGES_MOST = 8192 };
+enum memory_of : uint8_t { HOST, DEVICE, SHARED };
 struct page {
-    bool shared;
+    uint64_t when; /* the launch that `of` is asked in: addresses come again */
+    memory_of of;
     cell words[WORDS];
 };
 
-bool on = true, watching;
+bool on = true, watching, working; /* watching: a kernel; working: a kernel, or what is compiled with them and runs on the device */
+extent near; /* the last one that was touched */
 uint64_t whens, grid, block; /* numbers of the launch, and of the block: shared memory is another one then */
-std::unordered_map<uintptr_t, page *> pages;
+/* What is known of accesses lies in memory of its own: malloc may be the one of a test program, which takes two mappings a block. */
+enum : size_t { PIECE = 1 << 20 };
+struct piece {
+    char *at;
+    size_t bytes;
+};
+std::vector<piece> pieces;
+size_t used; /* of the last one */
+
+void *room(size_t bytes) /* zeros, until `forget` */
+{
+    bytes = (bytes + 15) / 16 * 16;
+    if (pieces.empty() || used + bytes > pieces.back().bytes) {
+        const size_t size = bytes > PIECE ? bytes : PIECE;
+        pieces.push_back({(char *)mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0), size});
+        if (pieces.back().at == MAP_FAILED) abort();
+        used = 0;
+    }
+    used += bytes;
+    return pieces.back().at + used - bytes;
+}
+
+template <class T> struct in_room {
+    typedef T value_type;
+    in_room() {}
+    template <class U> in_room(const in_room<U> &) {}
+    T *allocate(size_t n) { return (T *)room(n * sizeof(T)); }
+    void deallocate(T *, size_t) {}
+    bool operator==(const in_room &) const { return true; }
+    bool operator!=(const in_room &) const { return false; }
+};
+typedef std::unordered_map<uintptr_t, page *, std::hash<uintptr_t>, std::equal_to<uintptr_t>,
+                           in_room<std::pair<const uintptr_t, page *>>> page_map;
+page_map *pages; /* of the first launch after `forget` on */
 uintptr_t near_key;
 page *near_page;
 
@@ -128,7 +173,7 @@ void access(cell *c, uint64_t when, const mark &m, const void *at, size_t bytes)
         watching = false;
         return;
     }
-    if (!c->kinds[m.kind]) c->kinds[m.kind] = (trail *)calloc(1, sizeof(trail));
+    if (!c->kinds[m.kind]) c->kinds[m.kind] = (trail *)room(sizeof(trail));
     follow(c->kinds[m.kind], m);
 }
 
@@ -137,41 +182,97 @@ void split(cell *c, uint64_t when)
 {
     refresh(c, when);
     if (c->split) return;
-    if (!c->bytes) c->bytes = (cell *)calloc(4, sizeof(cell));
+    if (!c->bytes) c->bytes = (cell *)room(4 * sizeof(cell));
     for (int i = 0; i < 4; i++) {
         refresh(&c->bytes[i], when);
         for (int kind = 0; kind < KINDS; kind++) {
             if (!c->kinds[kind]) continue;
-            if (!c->bytes[i].kinds[kind]) c->bytes[i].kinds[kind] = (trail *)malloc(sizeof(trail));
+            if (!c->bytes[i].kinds[kind]) c->bytes[i].kinds[kind] = (trail *)room(sizeof(trail));
             *c->bytes[i].kinds[kind] = *c->kinds[kind];
         }
     }
     c->split = true;
 }
 
-cell *word_of(uintptr_t at)
+memory_of memory_at(const void *p) { return on_device(p) ? DEVICE : is_shared(p) ? SHARED : HOST; }
+
+page *page_of(uintptr_t at)
 {
     uintptr_t key = at / PAGE;
-    if (!near_page || near_key != key) {
-        page *&p = pages[key];
-        if (!p) {
-            p = (page *)calloc(1, sizeof(page));
-            p->shared = is_shared((const void *)at);
-        }
-        near_page = p;
-        near_key = key;
+    if (near_page && near_key == key) return near_page;
+    page *&p = (*pages)[key];
+    if (!p) p = (page *)room(sizeof(page));
+    if (p->when != grid) {
+        p->when = grid;
+        p->of = memory_at((const void *)at);
     }
-    return &near_page->words[at % PAGE / 4];
+    near_page = p;
+    near_key = key;
+    return p;
 }
 
-/** While `watching`. */
-void touch(const void *p, size_t bytes, what kind, const void *pc)
+/** The running thread, or task, did what it must not. */
+void refuse(const std::string &text, const void *pc)
 {
-    if (((const char *)p >= now->stack && (const char *)p < now->stack_end)) return;
+    if (!on) return;
+    watching = false;
+    const std::string all = text + ", at " + line_of(pc);
+    if (here) give_up_kernel(all, cudaErrorIllegalAddress);
+    found_wrong("a task of the device " + all, cudaErrorIllegalAddress);
+}
+
+/** Look at an access of device or shared memory. */
+void look(const void *p, size_t bytes, bool loads, bool stores, const void *pc)
+{
+    const char *at = (const char *)p;
+    if (at < near.from || at + bytes > near.to) {
+        extent e;
+        char text[160];
+        if (on_device(p)) {
+            const std::string why = refused(p, bytes);
+            if (!why.empty()) return refuse(why, pc);
+            extent_of(p, &e);
+        } else if (!shared_extent(p, &e)) {
+            return;
+        } else if (at < e.from || at + bytes > e.to) {
+            bool before = at < e.from;
+            snprintf(text, sizeof text, "reaches %zu bytes %s shared memory of %zu bytes",
+                     before ? (size_t)(e.from - at) : (size_t)(at + bytes - e.to), before ? "before the start of" : "past the end of",
+                     (size_t)(e.to - e.from));
+            return refuse(text, pc);
+        }
+        near = e;
+    }
+    if (!near.written) return;
+    const size_t from = (size_t)(at - near.from);
+    uint32_t bits, want = (uint32_t)((((uint64_t)1 << bytes) - 1) << from % 8);
+    memcpy(&bits, near.written + from / 8, sizeof bits);
+    if (loads && (bits & want) != want) {
+        std::string text = "loads " + std::to_string(bytes) + " bytes of an allocation of " + std::to_string(near.to - near.from) +
+                           " bytes, from byte " + std::to_string(from) + " on, that nothing has written";
+        return refuse(text, pc);
+    }
+    bits |= want;
+    if (stores) memcpy(near.written + from / 8, &bits, sizeof bits);
+}
+
+bool of_stack(const void *p) { return now && (const char *)p >= now->stack && (const char *)p < now->stack_end; }
+
+/** While `working`. @changes: an atomic operation, which loads, too. */
+void touch(const void *p, size_t bytes, what kind, const void *pc, bool changes = false)
+{
+    if (of_stack(p)) return;
+    /* The host's memory is pinned, or constants, or what the case lists give. */
+    if ((watching ? page_of((uintptr_t)p)->of : memory_at(p)) != HOST)
+        for (size_t i = 0; i < bytes; i += 16)
+            look((const char *)p + i, bytes - i < 16 ? bytes - i : 16, kind == LOAD || kind == LOOK || changes, kind == STORE || kind == CHANGE,
+                 pc);
+    if (!watching) return;
     mark m = {now->block, (uint32_t)((const char *)pc - base()), now->thread, barriers, now->clock, true, kind};
     for (uintptr_t at = (uintptr_t)p, end = at + bytes; at < end && watching;) {
-        cell *c = word_of(at);
-        uint64_t when = near_page->shared ? block : grid;
+        page *of = page_of(at);
+        cell *c = &of->words[at % PAGE / 4];
+        uint64_t when = of->of == SHARED ? block : grid;
         if (at % 4 == 0 && end - at >= 4 && !(c->when == when && c->split)) {
             access(c, when, m, p, bytes);
             at += 4;
@@ -186,17 +287,11 @@ void touch(const void *p, size_t bytes, what kind, const void *pc)
 /** Between launches: everything. */
 void forget()
 {
-    for (const auto &p : pages) {
-        for (cell &c : p.second->words) {
-            for (int i = 0; c.bytes && i < 4; i++)
-                for (trail *t : c.bytes[i].kinds) free(t);
-            for (trail *t : c.kinds) free(t);
-            free(c.bytes);
-        }
-        free(p.second);
-    }
-    pages.clear();
+    delete pages;
+    pages = nullptr;
     near_page = nullptr;
+    for (const piece &p : pieces) munmap(p.at, p.bytes);
+    pieces.clear();
 }
 
 std::string said(const mark &m)
@@ -212,16 +307,32 @@ void races_choose(bool choice) { on = choice; }
 
 void races_begin()
 {
-    if (pages.size() > PAGES_MOST) forget();
+    if (pages && pages->size() > PAGES_MOST) forget();
+    if (!pages) pages = new page_map;
     grid = ++whens;
     watching = on;
+    working = true;
+    near = {};
+    near_page = nullptr;
 }
 
-void races_block() { block = ++whens; }
+void races_block()
+{
+    block = ++whens;
+    near = {};
+}
+
+void races_work(bool begins)
+{
+    working = begins;
+    near = {};
+}
+
+extern const bool contents_matter = true;
 
 void races_end()
 {
-    watching = false;
+    watching = working = false;
     if (!race.set) return;
     race.set = false;
     std::string where = where_is(race.at);
@@ -232,14 +343,22 @@ void races_end()
                 cudaErrorLaunchFailure);
 }
 
+/* These are called by the functions of cuda_runtime.h, which are not inlined: the access is where those were called. */
+#pragma GCC diagnostic ignored "-Wframe-address"
+#define CALLER __builtin_return_address(1)
 void touch_atomic(const void *p, size_t bytes)
 {
-    if (watching) touch(p, bytes, CHANGE, __builtin_return_address(0));
+    if (working) touch(p, bytes, CHANGE, CALLER, true);
+}
+
+void touch_store(const void *p, size_t bytes)
+{
+    if (working) touch(p, bytes, CHANGE, CALLER);
 }
 
 void touch_beside(const void *p, size_t bytes)
 {
-    if (watching) touch(p, bytes, LOOK, __builtin_return_address(0));
+    if (working) touch(p, bytes, LOOK, CALLER);
 }
 
 } // namespace peri_cuda_host
@@ -251,7 +370,7 @@ namespace host = peri_cuda_host;
 #define ACCESS(name, bytes, kind) \
     void name(const void *p) \
     { \
-        if (__builtin_expect(host::watching, 0)) host::touch(p, bytes, host::kind, __builtin_return_address(0)); \
+        if (__builtin_expect(host::working, 0)) host::touch(p, bytes, host::kind, __builtin_return_address(0)); \
     }
 #define ACCESSES(n) \
     ACCESS(__tsan_read##n, n, LOAD) ACCESS(__tsan_write##n, n, STORE) ACCESS(__tsan_volatile_read##n, n, LOOK) \
@@ -268,11 +387,11 @@ void __tsan_vptr_read(void **) {}
 ACCESSES(1) ACCESSES(2) ACCESSES(4) ACCESSES(8) ACCESSES(16)
 void __tsan_read_range(const void *p, size_t bytes)
 {
-    if (host::watching) host::touch(p, bytes, host::LOAD, __builtin_return_address(0));
+    if (host::working) host::touch(p, bytes, host::LOAD, __builtin_return_address(0));
 }
 void __tsan_write_range(const void *p, size_t bytes)
 {
-    if (host::watching) host::touch(p, bytes, host::STORE, __builtin_return_address(0));
+    if (host::working) host::touch(p, bytes, host::STORE, __builtin_return_address(0));
 }
 void *__tsan_memcpy(void *to, const void *from, size_t bytes)
 {

@@ -377,7 +377,7 @@ struct region {
 auto &regions = *new std::vector<region *>;
 region *dynamic;
 uint64_t block_number; /* of all blocks that ever ran */
-size_t shared_used;
+size_t shared_static, shared_allowed; /* of the block: its arrays; what a launch may ask for (run_grid) */
 
 region *new_region(size_t most)
 {
@@ -457,9 +457,15 @@ void interrupt()
 void *shared(slot *s, size_t bytes, size_t align)
 {
     if (s->block == block_number) return s->at;
-    shared_used += bytes;
-    if (shared_used > SHARED_MOST || (shared_used > SHARED_USUAL && !dynamic->bytes))
-        give_up(name_of(running) + ": too much shared memory");
+    shared_static += bytes;
+    size_t all = shared_static + dynamic->bytes;
+    if (shared_static > SHARED_USUAL)
+        give_up(name_of(running) + " has arrays of " + std::to_string(shared_static) + " bytes of shared memory, allowed: " +
+                std::to_string(SHARED_USUAL) + " (more of it is dynamic)", cudaErrorInvalidConfiguration);
+    if (all > (shared_allowed ? SHARED_MOST : SHARED_USUAL))
+        give_up(name_of(running) + " has " + std::to_string(all) + " bytes of shared memory, arrays and dynamic, allowed: " +
+                std::to_string(shared_allowed ? SHARED_MOST : SHARED_USUAL) +
+                (shared_allowed ? "" : " without cudaFuncSetAttribute"), cudaErrorInvalidConfiguration);
     if (!s->at) s->place = new_region(bytes);
     lay((region *)s->place, bytes, align);
     s->block = block_number;
@@ -496,6 +502,13 @@ std::string name_of(uint32_t block, uint32_t thread)
 {
     const place &p = threads[thread]->at;
     return name_of(p.thread, in_grid(block, p.blocks));
+}
+
+bool shared_extent(const void *p, extent *out)
+{
+    for (const region *r : regions)
+        if (p >= r->base && p < r->end) return *out = {r->at, r->at + r->bytes, nullptr}, true;
+    return false;
 }
 
 bool is_shared(const void *p)
@@ -544,7 +557,7 @@ static bool run_blocks(dim3 grid, dim3 block, size_t shared_bytes, const std::fu
         races_block();
         block_number++;
         lay(dynamic, shared_bytes, 16);
-        shared_used = shared_bytes;
+        shared_static = 0;
         for (size_t i = 0; i < count; i++) {
             threads[i]->at.block = at;
             threads[i]->m = {(uint32_t)b, (uint16_t)i, 1, {}, nullptr, nullptr};
@@ -561,8 +574,9 @@ static bool run_blocks(dim3 grid, dim3 block, size_t shared_bytes, const std::fu
     return true;
 }
 
-bool run_grid(dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()> &kernel)
+bool run_grid(dim3 grid, dim3 block, size_t shared_bytes, size_t allowed, const std::function<void()> &kernel)
 {
+    shared_allowed = allowed;
     races_begin();
     bool fine = run_blocks(grid, block, shared_bytes, kernel);
     races_end();

@@ -300,14 +300,14 @@ static void quantized(void **unused)
         a.bytes = room(rows * a.stride);
         compare("quantize", PERI_K_rows_quantize, &a, rows, (output[]){OUTPUT(a.bytes, rows * a.stride)}, 1);
         a.x = room(rows * cols * size);
-        compare("restore", PERI_K_rows_restore, &a, rows, (output[]){OUTPUT(a.x, rows * cols * size)}, 1);
+        compare("restore", PERI_K_rows_restore, &a, rows, (output[]){NUMBERS(a.x, rows * cols * size, a.dtype)}, 1);
         a.bytes = random_bytes(rows * a.stride); /* any bytes */
         for (int64_t r = 0; r < rows && scaled; r++) { /* but for scales: which NaN comes of several is not said */
             float pair[2] = {(float)draw(100) / 9, (float)draw(100) / 9};
             uint16_t halves[2] = {half_of(pair[0], PERI_F16), half_of(pair[1], PERI_F16)};
             memcpy((char *)a.bytes + r * a.stride + a.scale_at, a.half ? (void *)halves : (void *)pair, a.half ? 4 : 8);
         }
-        compare("restore", PERI_K_rows_restore, &a, rows, (output[]){OUTPUT(a.x, rows * cols * size)}, 1);
+        compare("restore", PERI_K_rows_restore, &a, rows, (output[]){NUMBERS(a.x, rows * cols * size, a.dtype)}, 1);
         drop_all(NULL);
     }
 }

@@ -171,6 +171,23 @@ void expect_race(bool (*program)(), bool seen, const std::vector<const char *> &
 #endif
 }
 
+/** The right program is right, and the fault is told with these words whatever the order of threads, where every access is looked at. */
+void expect_told(bool (*program)(), const char *named)
+{
+#if defined(PERI_CUDA_HOST_RACES)
+    expect_right(program);
+    for (int seed = 1; seed <= WAYS; seed++) {
+        outcome o = run(program, true, true, ways[seed % WAYS], seed);
+        if (o.right || o.text.find(named) == std::string::npos)
+            fail_msg("with the fault, order %s, seed %d, wanted \"%s\": %s", ways[seed % WAYS], seed, named, o.text.c_str());
+    }
+#else
+    (void)program, (void)named;
+    skip(); /* this sanitizer has the accesses */
+#endif
+}
+
+#define TOLD(name, words) void name(void **) { expect_told(name##_program, words); }
 #define CASE(name, words) void name(void **) { expect(name##_program, words); }
 #define RACE_OF(name, seen, ...) void race_of_##name(void **) { expect_race(name##_program, seen, {"a race for ", __VA_ARGS__}); }
 #define RACE(name, seen, ...) void name(void **) { expect_race(name##_program, seen, {"a race for ", __VA_ARGS__}); }
@@ -440,6 +457,48 @@ bool past_dynamic_shared_program()
 }
 CASE(past_dynamic_shared, "past the end of shared memory of 256 bytes")
 
+/** Within the 16 bytes that the end of dynamic shared memory is aligned to. */
+bool shared_short_by_a_few_bytes_program()
+{
+    int *y = room<int>(1);
+    launch(dynamic_writer, 1, 32, (faulty ? 65 : 66) * sizeof(int), y, 66);
+    return holds(y, 63);
+}
+TOLD(shared_short_by_a_few_bytes, "reaches 4 bytes past the end of shared memory of 260 bytes, at test_cuda_host.cc:")
+
+template <int N_> __global__ void arrays_of_shared(int *y)
+{
+    PERI_SHARED(int, s, N_);
+    s[threadIdx.x] = 63;
+    __syncthreads();
+    if (threadIdx.x == 0) *y = s[31];
+}
+bool arrays_too_large_program()
+{
+    int *y = room<int>(1);
+    launch(faulty ? arrays_of_shared<13 << 10> : arrays_of_shared<12 << 10>, 1, 32, 0, y);
+    return holds(y, 63);
+}
+CASE(arrays_too_large, "has arrays of 53248 bytes of shared memory, allowed: 49152")
+
+/** 40 KiB of arrays leave 8 of the 48 that need no word. */
+bool arrays_and_dynamic_program()
+{
+    int *y = room<int>(1);
+    launch(arrays_of_shared<10 << 10>, 1, 32, faulty ? 9 << 10 : 8 << 10, y);
+    return holds(y, 63);
+}
+CASE(arrays_and_dynamic, "has 50176 bytes of shared memory, arrays and dynamic, allowed: 49152 without cudaFuncSetAttribute")
+bool arrays_and_allowed_program()
+{
+    int *y = room<int>(1);
+    auto kernel = arrays_of_shared<10 << 10>;
+    if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 200 << 10) != cudaSuccess) return false;
+    launch(kernel, 1, 32, (faulty ? 188 : 187) << 10, y);
+    return holds(y, 63);
+}
+CASE(arrays_and_allowed, "has 233472 bytes of shared memory, arrays and dynamic, allowed: 232448")
+
 bool too_much_shared_program()
 {
     int *y = room<int>(1);
@@ -500,6 +559,37 @@ bool write_before_an_allocation_program()
 }
 CASE(write_before_an_allocation, "bytes before an allocation of 256 bytes")
 
+/** Within the alignment of what follows: no page is touched that is away, and nothing is written. */
+bool read_past_an_odd_allocation_program()
+{
+    int *x = numbers(50), *y = room<int>(1);
+    launch(sum_of, 1, 1, 0, x, y, faulty ? 51 : 50);
+    return holds(y, 50 * 49 / 2);
+}
+TOLD(read_past_an_odd_allocation, "reaches 4 bytes past the end of an allocation of 200 bytes, at test_cuda_host.cc:")
+
+/** A vector load of a row whose last one has less. */
+__global__ void sum_of_vectors(const int *x, int *y, int rows, bool fault)
+{
+    int sum = 0;
+    for (int r = 0; r < rows; r++) {
+        const int *row = x + 6 * r;
+        for (int c = 0; c + 4 <= (fault ? 9 : 6); c += 4) { /* two vectors a row */
+            const int4 v = *(const int4 *)__builtin_assume_aligned(row + c, 8);
+            sum += v.x + v.y + (fault && c ? 0 : v.z + v.w);
+        }
+        if (!fault) sum += row[4] + row[5];
+    }
+    *y = sum;
+}
+bool vector_past_the_last_row_program()
+{
+    int *x = numbers(18), *y = room<int>(1);
+    launch(sum_of_vectors, 1, 1, 0, (const int *)x, y, 3, faulty);
+    return holds(y, 18 * 17 / 2);
+}
+TOLD(vector_past_the_last_row, "reaches 8 bytes past the end of an allocation of 72 bytes, at test_cuda_host.cc:")
+
 bool copy_too_long_program()
 {
     int *x = numbers(64), got[65];
@@ -558,6 +648,44 @@ bool host_function_touches_program()
     return cudaStreamSynchronize(stream) == cudaSuccess && mine == !faulty;
 }
 CASE(host_function_touches, "the host touches device memory")
+
+/* -- memory that nothing has written --------------------------------------------------------------------------------------------------- */
+
+__global__ void count_up(int *y, int n) { atomicAdd(&y[threadIdx.x % n], 1); }
+bool counters_not_cleared_program()
+{
+    int *y = room<int>(4);
+    if (!faulty) cudaMemsetAsync(y, 0, 4 * sizeof *y, stream);
+    launch(count_up, 1, 64, 0, y, 4);
+    return holds(y + 3, 16);
+}
+TOLD(counters_not_cleared, "loads 4 bytes of an allocation of 16 bytes, from byte ")
+
+/** Scratch that comes again, at the same place and with what was left in it. */
+bool scratch_not_cleared_program()
+{
+    for (int round = 0; round < 40; round++) {
+        int *y = room<int>(1 << 20);
+        if (!faulty || round == 0) cudaMemsetAsync(y, 0, 4 * sizeof *y, stream);
+        launch(count_up, 1, 64, 0, y, 4);
+        if (!holds(y + 3, 16)) return false;
+        cudaFreeAsync(y, stream);
+        cudaStreamSynchronize(stream);
+    }
+    return true;
+}
+TOLD(scratch_not_cleared, "that nothing has written, at test_cuda_host.cc:")
+
+/** Only a part of an array is set up, and copied with the rest. */
+bool part_not_written_program()
+{
+    int *x = room<int>(64), *y = room<int>(64), *sum = room<int>(1);
+    launch(fill, 1, 1, 0, x, 0, faulty ? 63 : 64);
+    cudaMemcpyAsync(y, x, 64 * sizeof *x, cudaMemcpyDeviceToDevice, stream);
+    launch(sum_of, 1, 1, 0, y, sum, 64);
+    return holds(sum, 64);
+}
+TOLD(part_not_written, "loads 4 bytes of an allocation of 256 bytes, from byte 252 on, that nothing has written")
 
 /* -- streams --------------------------------------------------------------------------------------------------------------------------- */
 
@@ -792,16 +920,25 @@ int main(void)
         cmocka_unit_test(past_shared),
         cmocka_unit_test(past_dynamic_shared),
         cmocka_unit_test(too_much_shared),
+        cmocka_unit_test(shared_short_by_a_few_bytes),
+        cmocka_unit_test(arrays_too_large),
+        cmocka_unit_test(arrays_and_dynamic),
+        cmocka_unit_test(arrays_and_allowed),
         cmocka_unit_test(shared_memory_of_noise),
         cmocka_unit_test(past_an_allocation),
         cmocka_unit_test(write_past_an_odd_allocation),
         cmocka_unit_test(write_before_an_allocation),
+        cmocka_unit_test(read_past_an_odd_allocation),
+        cmocka_unit_test(vector_past_the_last_row),
         cmocka_unit_test(copy_too_long),
         cmocka_unit_test(use_after_free),
         cmocka_unit_test(free_twice),
         cmocka_unit_test(use_before_allocation),
         cmocka_unit_test(host_touches),
         cmocka_unit_test(host_function_touches),
+        cmocka_unit_test(counters_not_cleared),
+        cmocka_unit_test(scratch_not_cleared),
+        cmocka_unit_test(part_not_written),
         cmocka_unit_test(copy_without_event),
         cmocka_unit_test(pinned_memory_changed_too_early),
         cmocka_unit_test(pinned_memory_read_too_early),
