@@ -10,7 +10,7 @@
  * which table.c collects. The same sources compile for the host, on tests/cuda_host. Rules:
  *
  * - Nothing here waits, allocates or copies to the host. What fails is a cudaError_t of the launch.
- * - A kernel is launched by `each`, `each_warp`, `each_group`, or `peri_cuda_launch` with its own shape.
+ * - A kernel is launched by `each`, `each_warp`, `each_group`, or `peri_cuda_launch` (or `peri_cuda_launch_early`) with its own shape.
  * - All shared memory by PERI_SHARED or PERI_SHARED_DYNAMIC: the host's stand-in finds what reaches beyond it.
  * - Shuffles, votes and matches name their lanes; a loop around one has the same number of rounds for all of them.
  * - Compiled without contraction of a * b + c; where kernels/ says FMA, call fmaf or fma. Sums that must not depend on the order of
@@ -99,6 +99,52 @@ static inline cudaError_t peri_cuda_launch(void (*kernel)(P...), dim3 grid, dim3
 #else
     kernel<<<grid, block, shared, c->stream>>>(args...);
     return cudaPeekAtLastError();
+#endif
+}
+
+/** Whether kernels on the current device can be placed before the one in front of them has ended: from 9.0 on. */
+static inline bool peri_cuda_places_early()
+{
+#if defined(PERI_CUDA_HOST)
+    return false;
+#else
+    int device = 0, major = 0;
+    return cudaGetDevice(&device) == cudaSuccess &&
+           cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major >= 9;
+#endif
+}
+
+/** As peri_cuda_launch, but where the kernel in front has said peri_next_may_start, the blocks of this one may be placed while that one
+ *  ends: a launch costs less (CUDA's programmatic dependent launch). Every thread calls peri_wait_for_earlier before it touches memory. */
+template <class... P, class... A>
+static inline cudaError_t peri_cuda_launch_early(void (*kernel)(P...), dim3 grid, dim3 block, const peri_cuda_call *c, A... args)
+{
+#if defined(PERI_CUDA_HOST)
+    return peri_cuda_launch(kernel, grid, block, 0, c, args...);
+#else
+    cudaLaunchAttribute early = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid, config.blockDim = block, config.stream = c->stream;
+    config.attrs = &early, config.numAttrs = peri_cuda_places_early() ? 1 : 0;
+    return cudaLaunchKernelEx(&config, kernel, args...);
+#endif
+}
+
+/** All kernels in front of this one have ended, and what they wrote is seen. */
+static __device__ __forceinline__ void peri_wait_for_earlier()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/** The kernel behind this one may be placed as soon as all blocks of this one have begun. */
+static __device__ __forceinline__ void peri_next_may_start()
+{
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
 

@@ -35,6 +35,8 @@ __device__ int64_t block_sum(int64_t x, int64_t *room, int64_t *all)
 __global__ void __launch_bounds__(LISTED) prepare(peri_k_tbe_prepare_args a)
 {
     PERI_SHARED(int64_t, room, LISTED / 32);
+    peri_next_may_start();
+    peri_wait_for_earlier();
     const peri_k_tbe_list *s = &a.list;
     int64_t ids = 0, cost = 0, bags = 0; /* of tiles before */
     for (int64_t tile = 0; tile < s->n_blocks; tile += LISTED) {
@@ -146,7 +148,7 @@ dim3 tables_grid(int64_t tables, const peri_cuda_call *c)
 } // namespace
 
 PERI_CUDA_SCRATCH(tbe_prepare) { return (void)a, 0; }
-PERI_CUDA_OP(tbe_prepare) { return peri_cuda_launch(prepare, 1, LISTED, 0, c, *a); }
+PERI_CUDA_OP(tbe_prepare) { return peri_cuda_launch_early(prepare, 1, LISTED, c, *a); }
 
 PERI_CUDA_SCRATCH(tbe_check) { return (void)a, 0; }
 PERI_CUDA_OP(tbe_check) { return peri_each_bag<8>(&a->list, c, check_bag{*a}); }
