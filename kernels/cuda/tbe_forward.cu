@@ -2,7 +2,7 @@
  *
  * tbe_forward.cu: kernels/tbe.h: pooled lookups.
  *
- * A group of lanes has a bag: as many lanes as a row has vectors of 16 bytes (rows of bytes: of 4 or 8, for they have no alignment). Each
+ * A group of lanes has a bag: as many lanes as a row has vectors of 16 bytes (rows of codes: of 16 columns). Each
  * lane reads one id of the bag and works out where its row lies. The lanes then go through these rows together, ROWS at a time: a shuffle
  * tells all lanes where a row lies, each loads its own columns of it, and only when all ROWS loads are under way is the first one added.
  * Each lane keeps the sums of its columns in registers, and adds in the order of the ids.
@@ -33,17 +33,30 @@ namespace {
  * columns at @p, and their `values`. */
 
 struct row_f32 {
-    enum { FORMAT = PERI_F32, VEC = 4, MULTIPLE = 4, ALIGN = 16, ROWS = 4, BLOCKS = 4, WAVES = 16, HEAD = 0, CODES = 0, PAIR = 0 };
+    enum {
+        FORMAT = PERI_F32, VEC = 4, MULTIPLE = 4, ALIGN = 16, ROWS = 4, BLOCKS = 4, WAVES = 16, HEAD = 0, CODES = 0, PAIR = 0, LEAVES = 1
+    };
     float4 raw;
-    __device__ __forceinline__ void load(const char *p, int, bool, bool leave_soon) { raw = leave_soon ? __ldcs((const float4 *)p) : *(const float4 *)p; }
-    __device__ __forceinline__ void values(float, float, float (&x)[VEC]) const { x[0] = raw.x, x[1] = raw.y, x[2] = raw.z, x[3] = raw.w; }
+    __device__ __forceinline__ void load(const char *p, int, bool, bool leave_soon)
+    {
+        raw = leave_soon ? __ldcs((const float4 *)p) : *(const float4 *)p;
+    }
+    __device__ __forceinline__ void values(float, float, unsigned, float (&x)[VEC]) const
+    {
+        x[0] = raw.x, x[1] = raw.y, x[2] = raw.z, x[3] = raw.w;
+    }
 };
 
 template <int32_t DTYPE> struct row_half {
-    enum { FORMAT = DTYPE, VEC = 8, MULTIPLE = 8, ALIGN = 16, ROWS = 4, BLOCKS = 4, WAVES = 16, HEAD = 0, CODES = 0, PAIR = 0 };
+    enum {
+        FORMAT = DTYPE, VEC = 8, MULTIPLE = 8, ALIGN = 16, ROWS = 4, BLOCKS = 4, WAVES = 16, HEAD = 0, CODES = 0, PAIR = 0, LEAVES = 1
+    };
     uint4 raw;
-    __device__ __forceinline__ void load(const char *p, int, bool, bool leave_soon) { raw = leave_soon ? __ldcs((const uint4 *)p) : *(const uint4 *)p; }
-    __device__ __forceinline__ void values(float, float, float (&x)[VEC]) const
+    __device__ __forceinline__ void load(const char *p, int, bool, bool leave_soon)
+    {
+        raw = leave_soon ? __ldcs((const uint4 *)p) : *(const uint4 *)p;
+    }
+    __device__ __forceinline__ void values(float, float, unsigned, float (&x)[VEC]) const
     {
         const unsigned word[VEC / 2] = {raw.x, raw.y, raw.z, raw.w};
         PERI_UNROLL
@@ -57,7 +70,8 @@ template <int32_t CODES_> struct row_codes {
         FORMAT = CODES_, BITS = CODES_ == PERI_ROWS_INT4 ? 4 : CODES_ == PERI_ROWS_INT2 ? 2 : 8, MULTIPLE = 32 / BITS, ALIGN = 4,
         WORDS = BITS / 2, VEC = 16, ROWS = 4,
         BLOCKS = BITS == 2 ? 4 : 3, WAVES = 2, /* bound by instructions, of which a block that begins has some */
-        HEAD = CODES_ == PERI_ROWS_INT8 || CODES_ == PERI_ROWS_FP8 ? 0 : 4, CODES = CODES_ != PERI_ROWS_FP8, PAIR = BITS == 8 && HEAD == 0 ? 1 : 0
+        HEAD = CODES_ == PERI_ROWS_INT8 || CODES_ == PERI_ROWS_FP8 ? 0 : 4, CODES = CODES_ != PERI_ROWS_FP8,
+        PAIR = BITS == 8 && HEAD == 0 ? 1 : 0, LEAVES = 0
     };
     unsigned raw[WORDS];
     /** @left: columns that the row has from @p on. @pair: p is a multiple of 8, and so are these columns. */
@@ -66,30 +80,30 @@ template <int32_t CODES_> struct row_codes {
         PERI_UNROLL
         for (int w = 0; w < WORDS; w += 2) {
             if (PAIR && pair) {
-                const uint2 both = left > w * MULTIPLE ? *(const uint2 *)(p + 4 * w) : make_uint2(0, 0);
+                const uint2 both = w == 0 || left > w * MULTIPLE ? *(const uint2 *)(p + 4 * w) : make_uint2(0, 0);
                 raw[w] = both.x, raw[w + PAIR] = both.y;
             } else {
-                raw[w] = left > w * MULTIPLE ? *(const unsigned *)(p + 4 * w) : 0;
+                raw[w] = w == 0 || left > w * MULTIPLE ? *(const unsigned *)(p + 4 * w) : 0;
                 if (WORDS > 1) raw[w + (WORDS > 1)] = left > (w + 1) * MULTIPLE ? *(const unsigned *)(p + 4 * w + 4) : 0;
             }
         }
     }
-    /** Code @c of a word as a float, exactly. Its bits become the last ones of a mantissa where they lie (or 16 below): the float whose
-     *  other mantissa bits are 0, and whose exponent gives the lowest of them the value 1, is subtracted. */
-    __device__ static __forceinline__ float code(unsigned word, int c)
+    /** Code @c as a float, exactly: its byte becomes the last one of the mantissa of 2^23, which is subtracted. Codes of fewer bits become
+     *  bytes first, those of one place in all bytes of a word at once. @two_to_23: the bits of 2^23, which the kernel gets as an argument:
+     *  of a constant the compiler makes the operand that the selector could be, and puts selectors into registers, one a code. */
+    __device__ __forceinline__ float code(int c, unsigned two_to_23) const
     {
-        const int high = BITS * c + BITS > 23 ? 16 : 0, bit = BITS * c - high;
-        const unsigned zero = (unsigned)(150 - bit) << 23;
-        return k_float((word >> high & ((1u << BITS) - 1) << bit) | zero) - k_float(zero);
+        const int place = BITS * c % 8, byte = BITS * c % 32 / 8;
+        const unsigned bytes = BITS == 8 ? raw[c / MULTIPLE] : raw[c / MULTIPLE] >> place & 0x01010101u * ((1u << BITS) - 1);
+        return k_float(__byte_perm(bytes, two_to_23, 0x7440u | (unsigned)byte)) - 0x1p23f;
     }
     /** An 8-bit float moves its exponent and mantissa to where f32 has them; 2^120 makes up for the biases, also of subnormal numbers. */
     __device__ static __forceinline__ float fp8(unsigned code) { return k_float((code & 0x80u) << 24 | (code & 0x7fu) << 20) * 0x1p120f; }
-    __device__ __forceinline__ void values(float scale, float bias, float (&x)[VEC]) const
+    __device__ __forceinline__ void values(float scale, float bias, unsigned two_to_23, float (&x)[VEC]) const
     {
         PERI_UNROLL
         for (int c = 0; c < VEC; c++) {
-            const unsigned word = raw[c / MULTIPLE];
-            x[c] = CODES_ == PERI_ROWS_FP8 ? fp8(word >> BITS * (c % MULTIPLE)) : fmaf(code(word, c % MULTIPLE), scale, bias);
+            x[c] = CODES_ == PERI_ROWS_FP8 ? fp8(raw[c / MULTIPLE] >> BITS * (c % MULTIPLE)) : fmaf(code(c, two_to_23), scale, bias);
         }
     }
 };
@@ -169,7 +183,8 @@ template <class R, int LANES> struct group {
     const peri_k_tbe_table *t;
     int k, lane;
     unsigned mask;
-    bool leave_soon; /* rows are the first to leave the caches */
+    bool leave_soon; /* rows are the first to leave the caches, of formats that ask (LEAVES) */
+    unsigned two_to_23;
 
     /** The ids of bag @j, if there is one. */
     __device__ __forceinline__ bag_ids bag(int64_t j) const
@@ -252,9 +267,15 @@ template <class R, int LANES> struct group {
             PERI_UNROLL
             for (int r = 0; r < N; r++) at[r] = __shfl_sync(mask, own, i + r, LANES);
             PERI_UNROLL
-            for (int r = 0; r < N; r++) {
-                raw[r] = R{}; /* not loaded: 0 in so many words, or the compiler moves what was loaded, and waits for it */
-                if (at[r] >= 0) raw[r].load(weight + (at[r] + column), cols - mine, pair, g.leave_soon);
+            for (int r = 0; r < N; r++) raw[r] = R{}; /* not loaded: 0 in so many words, or the compiler moves what was, and waits for it */
+            if (R::LEAVES && g.leave_soon) {
+                PERI_UNROLL
+                for (int r = 0; r < N; r++)
+                    if (at[r] >= 0) raw[r].load(weight + (at[r] + column), cols - mine, pair, true);
+            } else {
+                PERI_UNROLL
+                for (int r = 0; r < N; r++)
+                    if (at[r] >= 0) raw[r].load(weight + (at[r] + column), cols - mine, pair, false);
             }
         }
         /** acc += row r, times its lane's @weight. */
@@ -265,7 +286,7 @@ template <class R, int LANES> struct group {
             if (R::CODES) own.get(mask, i + r, LANES, &scale, &bias);
             const float by = g.a.list.weights ? __shfl_sync(mask, weight, i + r, LANES) : 1;
             if (at[r] < 0) return;
-            raw[r].values(scale, bias, x);
+            raw[r].values(scale, bias, g.two_to_23, x);
             PERI_UNROLL
             for (int c = 0; c < R::VEC; c++) acc[c] = fmaf(by, x[c], acc[c]);
         }
@@ -375,7 +396,8 @@ template <class R, int LANES> struct group {
 };
 
 template <class R, int LANES>
-__global__ void __launch_bounds__(PERI_BLOCK, R::BLOCKS - PERI_LOOKUP_FEWER) lookup(peri_k_tbe_forward_args a, bool leave_soon)
+__global__ void __launch_bounds__(PERI_BLOCK, R::BLOCKS - PERI_LOOKUP_FEWER)
+    lookup(peri_k_tbe_forward_args a, bool leave_soon, unsigned two_to_23)
 {
     const int lane = (int)(threadIdx.x % LANES);
     const unsigned mask = LANES == 32 ? 0xffffffffu : ((1u << (LANES & 31)) - 1) << ((threadIdx.x & 31) / LANES * LANES);
@@ -385,7 +407,7 @@ __global__ void __launch_bounds__(PERI_BLOCK, R::BLOCKS - PERI_LOOKUP_FEWER) loo
     for (int k = (int)blockIdx.y; k < (int)a.list.n_blocks; k += (int)gridDim.y) {
         const peri_k_tbe_block *b = &a.list.blocks[k];
         const peri_k_tbe_table *t = &a.list.tables[b->table];
-        const group<R, LANES> g = {a, b, t, k, lane, mask, leave_soon};
+        const group<R, LANES> g = {a, b, t, k, lane, mask, leave_soon, two_to_23};
         if (!g.lies_well() || b->bags > INT32_MAX / 2 / (t->cols / g.STRIP + 1))
             for (int j = first; j < b->bags; j += step) g.slow(j);
         else if (t->pooling == PERI_POOLING_NONE)
@@ -410,7 +432,7 @@ template <class R, int LANES> cudaError_t launch(const peri_k_tbe_forward_args *
     const int64_t most = (int64_t)c->processors * R::BLOCKS * R::WAVES / grid.y + 1;
     grid.x = (unsigned)(wanted < most ? wanted : most);
     const int64_t bytes = s->capacity * s->width * tbe_bits(R::FORMAT) / 8;
-    return peri_cuda_launch_early(lookup<R, LANES>, grid, PERI_BLOCK, c, *a, bytes >= SOON_FROM && bytes <= SOON_TO);
+    return peri_cuda_launch_early(lookup<R, LANES>, grid, PERI_BLOCK, c, *a, bytes >= SOON_FROM && bytes <= SOON_TO, 0x4b000000u);
 }
 
 template <class R> cudaError_t forward(const peri_k_tbe_forward_args *a, const peri_cuda_call *c)

@@ -233,6 +233,14 @@ static inline unsigned long long __umul64hi(unsigned long long a, unsigned long 
 {
     return (unsigned long long)((unsigned __int128)a * b >> 64);
 }
+/** Byte k of the result is byte (selector >> 4 k) & 7 of the eight of y and x, x the low ones. */
+static inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector)
+{
+    const uint64_t bytes = (uint64_t)y << 32 | x;
+    unsigned z = 0;
+    for (int k = 0; k < 4; k++) z |= (unsigned)(bytes >> 8 * (selector >> 4 * k & 7) & 255) << 8 * k;
+    return z;
+}
 static inline float __fmul_rn(float a, float b) { return a * b; }
 static inline float __fadd_rn(float a, float b) { return a + b; }
 static inline float __fdiv_rn(float a, float b) { return a / b; }
