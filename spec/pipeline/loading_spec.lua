@@ -266,6 +266,32 @@ describe("a pipeline", function()
     assert.matches("^the loader of rank 1 failed: DataLoadingThread: the disk is full", errors[1].message)
   end)
 
+  it_alone("gives back what a loader has made when its batch is done, without the garbage collector", function()
+    sim.run(1, function(_, world)
+      for _, device in ipairs { "cpu", "opaque" } do
+        local model = support.model(world, device)
+        local p = peri.TrainPipelineSparseDist { model = model, optimizer = support.optimizer(model) }
+        local loader = peri.data.synthetic { num_rows = 400, batch_size = 10, dense_features = 3, sparse_features = 3, rows = 30,
+          device = device }
+        loader.keys = { "f1", "f2", "f3" } -- of the model
+        local seen = {}
+        local function step(n)
+          local loss, logits = p:progress(loader)
+          loss:release()
+          logits:release()
+          seen[n] = tonumber(C.peri_mem_objects())
+        end
+        for n = 1, 10 do step(n) end
+        collectgarbage()
+        collectgarbage "stop"
+        for n = 11, 35 do step(n) end
+        collectgarbage "restart"
+        assert.equal(seen[12], seen[35])
+        p:close()
+      end
+    end)
+  end)
+
   it_alone("loads while it computes", function()
     sim.run(1, function(_, world)
       local model = support.model(world, "cpu")

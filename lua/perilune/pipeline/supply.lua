@@ -6,6 +6,8 @@ local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local jagged = require "perilune.jagged"
 local Batch = require("perilune.data.batch").Batch
+local Loader = require "perilune.data.loader"
+local Workers = require "perilune.data.workers"
 local errors = require "perilune.errors"
 
 local Supply = util.class "Supply"
@@ -109,11 +111,12 @@ end
 
 -- -- loading and voting ----------------------------------------------------------------------------------------------------------------
 
---- Call the source outside of any scope: who makes batches may keep them.
+--- Call the source outside of any scope: who makes batches may keep them. Batches of a loader of the library nobody else has seen: they
+--- are made in the scope of their context, and die with it.
 local function pull(source)
   local state = P.state
   local scope = state.scope
-  state.scope = false
+  if not (Loader.is(source) or Workers.is(source)) then state.scope = false end
   local ok, batch = xpcall(source, P.locate)
   state.scope = scope
   if ok and batch == false then return pcall(P.fail, "the loader returned false, wanted a batch, or nil at the end") end
