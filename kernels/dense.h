@@ -16,7 +16,7 @@
     X(max_dim, peri_k_max_dim_args) X(max_dim_grad, peri_k_max_dim_grad_args) X(softmax, peri_k_softmax_args)                         \
     X(softmax_grad, peri_k_softmax_grad_args) X(layer_norm, peri_k_layer_norm_args) X(layer_norm_grad, peri_k_layer_norm_grad_args)   \
     X(dropout, peri_k_dropout_args) X(interaction, peri_k_interaction_args) X(interaction_grad, peri_k_interaction_grad_args)         \
-    X(loss, peri_k_loss_args) X(loss_grad, peri_k_loss_grad_args)                                                                     \
+    X(loss, peri_k_loss_args) X(loss_grad, peri_k_loss_grad_args) X(mean, peri_k_mean_args)                                           \
     X(cross_entropy, peri_k_cross_entropy_args) X(cross_entropy_grad, peri_k_cross_entropy_grad_args)
 #define PERI_OPS_DENSE(X) X(gemm, peri_op_gemm)
 
@@ -283,6 +283,18 @@ typedef struct peri_k_loss_grad_args {
     int64_t g_stride; /* 0 or 1 */
     double scale;
 } peri_k_loss_grad_args;
+
+/** One number, the mean of a loss over ranks: total = sum[0], n = count ? count[0] : number. Whatever of the outputs is not NULL:
+ *    parts[0] = total, parts[1] = n: what ranks add up;  value[0] = total / max(n, 1e-30);  scale[0] = ranks / max(n, 1e-30).
+ *  Quotients are made in f64. range: 1. */
+typedef struct peri_k_mean_args {
+    double *parts;
+    void *value, *scale;
+    const void *sum;
+    const double *count;
+    int32_t dtype, sum_dtype; /* of value and scale; of sum */
+    double number, ranks;
+} peri_k_mean_args;
 
 /** loss[r] = lse[r] - x[r][labels[r]], lse[r] = log(sum over c of exp(x[r][c])). Labels have been checked. range: rows. */
 typedef struct peri_k_cross_entropy_args {

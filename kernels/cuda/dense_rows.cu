@@ -134,7 +134,7 @@ template <class E, int ACT, int AT_ONCE = 4> struct bias_act_strip {
     }
 };
 
-template <class E, int ACT, int AT_ONCE = 4> struct act_grad_strip {
+template <class E, int ACT, int AT_ONCE = 8> struct act_grad_strip {
     typedef E element;
     typedef PERI_COMPUTED(E) number;
     peri_k_act_grad_args a;
@@ -173,7 +173,7 @@ template <class E, int ACT, int AT_ONCE = 4> struct act_grad_strip {
 
 /* -- a layer of a cross network --------------------------------------------------------------------------------------------------------- */
 
-template <class E, int AT_ONCE = 2> struct cross_strip {
+template <class E, int AT_ONCE = 4> struct cross_strip {
     typedef E element;
     typedef PERI_COMPUTED(E) number;
     peri_k_cross_args a;
@@ -211,7 +211,7 @@ template <class E, int AT_ONCE = 2> struct cross_strip {
 };
 
 /** ADD, SAME: the arguments' flags. */
-template <class E, bool ADD, bool SAME, int AT_ONCE = 2> struct cross_grad_strip {
+template <class E, bool ADD, bool SAME, int AT_ONCE = 4> struct cross_grad_strip {
     typedef E element;
     typedef PERI_COMPUTED(E) number;
     peri_k_cross_grad_args a;

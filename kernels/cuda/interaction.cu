@@ -53,7 +53,9 @@ __global__ void __launch_bounds__(PERI_BLOCK) products(peri_k_interaction_args a
                 PERI_UNROLL
                 for (int n = 0; n < 8; n++) part[n] = peri_fma(x[d + n], z[d + n], part[n]);
             }
-            for (; d < a.dim; d++) part[d & 7] = peri_fma(x[d], z[d], part[d & 7]);
+            PERI_UNROLL
+            for (int n = 0; n < 8; n++) /* each sum has a register: an index that is not known here would put them into local memory */
+                if (d + n < a.dim) part[n] = peri_fma(x[d + n], z[d + n], part[n]);
             y[a.dim + pair_at(i, j, a.features)] =
                 ((part[0] + part[4]) + (part[2] + part[6])) + ((part[1] + part[5]) + (part[3] + part[7]));
         }

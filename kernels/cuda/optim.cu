@@ -126,7 +126,7 @@ struct clip_value_step {
 /* -- chunks of parameters ------------------------------------------------------------------------------------------------------------- */
 
 /** Packs of a thread in a chunk: their loads are in flight together. */
-enum { AT_ONCE = 2 };
+enum { AT_ONCE = 1 };
 
 /** The chunks of the parts up to each, and whether its arrays lie at multiples of 16 bytes. */
 struct chunks {

@@ -409,6 +409,16 @@ static void ref_loss_grad(const void *args, int64_t begin, int64_t end)
     }
 }
 
+static void ref_mean(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_mean_args *a = args;
+    if (begin >= end) return;
+    double total = ref_get(a->sum, 0, a->sum_dtype), n = a->count ? a->count[0] : a->number, divisor = n > 1e-30 || n != n ? n : 1e-30;
+    if (a->parts) a->parts[0] = total, a->parts[1] = n;
+    if (a->value) ref_put(a->value, 0, a->dtype, total / divisor);
+    if (a->scale) ref_put(a->scale, 0, a->dtype, a->ranks / divisor);
+}
+
 static void ref_cross_entropy(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_cross_entropy_args *a = args;

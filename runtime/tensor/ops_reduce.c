@@ -81,6 +81,91 @@ peri_status peri_op_mean(peri_tensor *x, const int32_t *dims, int32_t n, bool ke
     return sum("peri_op_mean", x, dims, n, keepdim, true, out);
 }
 
+/* -- means over ranks ------------------------------------------------------------------------------------------------------------- */
+
+static peri_status check_sum(const char *function, const peri_tensor *sum)
+{
+    char text[128];
+    PERI_TRY(peri__check_float(function, "sum", sum));
+    if (peri__numel(sum) == 1) return PERI_OK;
+    return peri__fail(PERI_EINVAL, "%s: sum is %s, wanted one element", function, peri__tensor_text(sum, text, sizeof text));
+}
+
+peri_status peri_op_mean_parts(peri_tensor *sum, peri_tensor *count, double number, peri_tensor **out)
+{
+    static const char *const function = "peri_op_mean_parts";
+    PERI_NEED(out);
+    PERI_TRY(check_sum(function, sum));
+    char text[128];
+    int64_t two = 2;
+    peri_tensor *n = NULL, *parts = NULL;
+    peri_status status;
+    if (count) {
+        PERI_TRY(peri__check_same_device(function, sum, count));
+        if (peri__numel(count) != 1)
+            return peri__fail(PERI_EINVAL, "%s: count is %s, wanted one element", function, peri__tensor_text(count, text, sizeof text));
+        PERI_TRY(peri_tensor_new(peri__device(count), PERI_F64, count->ndim, count->shape, &n));
+        PERI_TRY_GOTO(peri_tensor_copy(n, count), out);
+    }
+    PERI_TRY_GOTO(peri_tensor_new(peri__device(sum), PERI_F64, 1, &two, &parts), out);
+    peri_k_mean_args args = {.parts = peri__data(parts), .sum = peri__data(sum), .count = n ? peri__data(n) : NULL, .dtype = PERI_F64,
+                             .sum_dtype = sum->dtype, .number = number};
+    status = PERI_LAUNCH(peri__device(sum), mean, &args, 1, 1);
+out:
+    peri_tensor_release(n);
+    if (status < 0) peri_tensor_release(parts);
+    else *out = parts;
+    return status;
+}
+
+/** saved: the scale. integer: the ndim and shape of the sum, sizes of 1. */
+static peri_status mean_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+{
+    peri_tensor *g;
+    PERI_TRY(peri__binary("mean_of backward", PERI_BINARY_MUL, grad_out[0], node->saved[0], &g));
+    peri_status status = peri__tensor_view(g, (int32_t)node->integer[0], node->integer + 1, NULL, g->offset, &grad_in[0]);
+    peri_tensor_release(g);
+    return status;
+}
+
+static const peri__node_vtab mean_vtab = {.name = "mean_of", .backward = mean_backward};
+
+peri_status peri_op_mean_of(peri_tensor *sum, peri_tensor *parts, double number, int32_t ranks, peri_tensor **out)
+{
+    static const char *const function = "peri_op_mean_of";
+    PERI_NEED(out);
+    PERI_TRY(check_sum(function, sum));
+    if (parts) {
+        char text[128];
+        PERI_TRY(peri__check_tensor(function, "parts", parts, PERI_F64, 1));
+        PERI_TRY(peri__check_same_device(function, sum, parts));
+        if (parts->shape[0] != 2 || !peri__contiguous(parts))
+            return peri__fail(PERI_EINVAL, "%s: parts is %s, wanted f64 [2] of peri_op_mean_parts", function,
+                              peri__tensor_text(parts, text, sizeof text));
+    }
+    peri_tensor *value = NULL, *scale = NULL;
+    peri__node *node;
+    peri_status status;
+    PERI_TRY_GOTO(peri__tensor_like(sum, 0, NULL, &value), out);
+    PERI_TRY_GOTO(peri__tensor_like(sum, 0, NULL, &scale), out);
+    const double *both = parts ? peri__data(parts) : NULL;
+    peri_k_mean_args args = {.value = peri__data(value), .scale = peri__data(scale), .sum = parts ? peri__data(parts) : peri__data(sum),
+                             .count = parts ? both + 1 : NULL, .dtype = sum->dtype, .sum_dtype = parts ? PERI_F64 : sum->dtype,
+                             .number = number, .ranks = ranks};
+    PERI_TRY_GOTO(PERI_LAUNCH(peri__device(sum), mean, &args, 1, 1), out);
+    PERI_TRY_GOTO(peri__attach(&mean_vtab, &sum, 1, &value, 1, &node), out);
+    if (node) {
+        peri__node_save(node, 0, scale);
+        node->integer[0] = sum->ndim;
+        memcpy(node->integer + 1, sum->shape, sizeof sum->shape);
+    }
+out:
+    peri_tensor_release(scale);
+    if (status < 0) peri_tensor_release(value);
+    else *out = value;
+    return status;
+}
+
 /* -- max ----------------------------------------------------------------------------------------------------------------------- */
 
 /** saved: the places. integer: dim, then the input's ndim and shape. */

@@ -113,6 +113,7 @@ end
 local function wrongs(h, r, inner, flight, arch)
   local out = {}
   if r.spills > 0 then out[#out + 1] = ("spills %d bytes"):format(r.spills) end
+  if r.stack > 0 then out[#out + 1] = ("%d bytes of local memory a thread"):format(r.stack) end
   if h.wide == true and math.max(inner.width, inner.widest_store) < 16 then out[#out + 1] = "no 128-bit accesses" end
   if not h.flight and flight < needed(arch) then out[#out + 1] = ("%d bytes in flight of %d"):format(flight, needed(arch)) end
   return out

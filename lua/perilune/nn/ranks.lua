@@ -24,24 +24,17 @@ end
 
 -- -- the mean of a loss ----------------------------------------------------------------------------------------------------------------
 
-local LEAST = 1e-30 -- what is divided by where nobody has a sample, so that the mean is 0 and not NaN
-
---- The sum of `sum` (a tensor of one element) over the ranks divided by that of `count` (a number or a tensor). The value is the same on
---- all ranks, bit for bit. Gradients are the number of ranks times those of this rank's part: their means over the ranks, which
---- DistributedModelParallel makes, are the gradients of the value.
+--- The sum of `sum` (a tensor of one element) over the ranks divided by that of `count` (a number or a tensor); 0 where nobody has a
+--- sample. The value is the same on all ranks, bit for bit. Gradients are the number of ranks times those of this rank's part: their means
+--- over the ranks, which DistributedModelParallel makes, are the gradients of the value.
 function M.mean_of(sum, count, group)
   signature.value("global_mean", "sum", sum, "tensor")
   signature.value("global_mean", "count", count, type(count) == "number" and "number" or "tensor")
   group = M.group_of("global_mean", group)
-  local own, device, dtype = sum:detach(), sum:device(), sum:dtype()
-  local both = Tensor.full({ 3 }, LEAST, "f64", device) -- sum, count, and the least that is divided by
-  both:slice(1, 0, 1):copy(own:reshape(1))
-  if type(count) == "number" then both:slice(1, 1, 2):fill(count) else both:slice(1, 1, 2):copy(count:detach():reshape(1)) end
-  if group then group:all_reduce(both:slice(1, 0, 2)):wait() end
-  local divisor = F.max(both:slice(1, 1, 3), 1, true)
-  local mean = F.div(both:slice(1, 0, 1), divisor):to(dtype):reshape {}
-  local scale = F.reciprocal(divisor, group and group:size() or 1):to(dtype):reshape {}
-  return F.add(F.mul(F.sub(sum:reshape {}, own:reshape {}), scale), mean)
+  if not group and type(count) == "number" then return F.mean_of(sum, count) end
+  local parts = F.mean_parts(sum, count)
+  if group then group:all_reduce(parts):wait() end
+  return F.mean_of(sum, parts, group and group:size() or 1)
 end
 
 --- The mean of the elements of `losses` on all ranks together; with `weights`, of their shape, the weighted mean. A loss for training over

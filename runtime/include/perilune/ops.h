@@ -122,4 +122,13 @@ PERI_API peri_status peri_op_mse(peri_tensor *x, peri_tensor *target, int32_t re
  *  PERI_ERANGE names the first bad row. */
 PERI_API peri_status peri_op_cross_entropy(peri_tensor *x, peri_tensor *labels, int32_t reduction, peri_tensor **out);
 
+/* -- means over ranks -------------------------------------------------------------------------------------------------------------- */
+
+/** What ranks add up for a mean: @out new f64 [2]: @sum (one element, f32 or f64) and @count (one element of any dtype; NULL: @number).
+ *  Nothing is recorded. */
+PERI_API peri_status peri_op_mean_parts(peri_tensor *sum, peri_tensor *count, double number, peri_tensor **out);
+/** The mean parts[0] / parts[1] of what @ranks ranks have added up, as a scalar of @sum's dtype; 0 / 0 is 0. The gradient of @sum, this
+ *  rank's part of it, is ranks / parts[1] times the mean's. @parts NULL: this rank is alone, and the mean is sum / @number. */
+PERI_API peri_status peri_op_mean_of(peri_tensor *sum, peri_tensor *parts, double number, int32_t ranks, peri_tensor **out);
+
 #endif
