@@ -245,7 +245,7 @@ $B/cuda/%.o: %.c $(CONFIG) | needed
 	$(Q)$(CC) $(CFLAGS) $(PFLAGS) $(EXTRA) -isystem $(CUDA_HOME)/include -MMD -MP -c $< -o $@
 $(CUDA_SO): $(CUDA_OBJ)
 	@$(if $(V),,echo '  PLUGIN  $@')
-	$(Q)$(NVCC) -shared -Xlinker -z,defs -cudart static $(CUDA_OBJ) -L$(CUDA_HOME)/lib64 -lcublas -o $@
+	$(Q)$(NVCC) -shared -Xlinker -z,defs -cudart static $(CUDA_OBJ) -L$(CUDA_HOME)/lib64 -lcublasLt -o $@
 
 $B/cuda_host/%.o: %.cu $(CONFIG) | needed
 	@mkdir -p $(@D)
@@ -400,7 +400,7 @@ GPU ?= cuda
 CUDA_KERNELS := $B/cuda/libperilune_cuda_kernels.so
 $(CUDA_KERNELS): $(CU:%.cu=$B/cuda/%.o) $B/cuda/kernels/cuda/table.o $B/cuda/tests/cuda_host/kernels.o
 	@$(if $(V),,echo '  PLUGIN  $@')
-	$(Q)$(NVCC) -shared -Xlinker -z,defs -cudart static $^ -L$(CUDA_HOME)/lib64 -lcublas -o $@
+	$(Q)$(NVCC) -shared -Xlinker -z,defs -cudart static $^ -L$(CUDA_HOME)/lib64 -lcublasLt -o $@
 $B/cuda/tests/cuda_host/kernels.o: EXTRA := -I.
 gpu-check:
 	@$(SUBMAKE) setup

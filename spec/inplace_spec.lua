@@ -124,7 +124,7 @@ describe("the environment", function()
     ["PERI_TUNE=off"] = "tensor f32 [1] on cpu",
     ["PERI_MPI_NEAR=7"] = "PERI_MPI_NEAR is '7', allowed: 0, 1", ["PERI_MPI_NEAR=1"] = "tensor f32 [1] on cpu",
     ["PERI_ROW_IO=foo"] = "PERI_ROW_IO is 'foo', allowed: auto, uring, threads", ["PERI_ROW_IO=uring"] = "tensor f32 [1] on cpu",
-    ["PERI_CUDA_TF32=on"] = "PERI_CUDA_TF32 is 'on', allowed: 0, 1",
+    ["PERI_CUDA_TF32=1"] = "call peri.set_float32_matmul_precision \"high\"",
     ["PERI_TRACEBACK=yes"] = "PERI_TRACEBACK is 'yes', allowed: 0, 1",
     ["PERI_BLAS=mkl"] = "PERI_BLAS is 'mkl', allowed: onednn, openblas",
     ["PERI_BLAS=open"] = "PERI_BLAS is 'open', allowed: onednn, openblas",

@@ -164,7 +164,8 @@ peri.DistributedModelParallel { module = m, plan = { ebc = { t = sharding } } }]
   -- dtypes and devices
   { "a dtype that is unknown", "local t = peri.zeros({ 2, 3 }):to 'int'",
     "peri_dtype_parse: 'int' is no dtype; known: f64 f32 f16 bf16 i64 i32 i16 i8 u8 bool c64 c128 (s.lua:2)" },
-  { "whole numbers into a layer", linear .. "linear(peri.zeros({ 2, 3 }, 'i64'))", "Linear: x is i64, allowed: f32, f64 (s.lua:2)" },
+  { "whole numbers into a layer", linear .. "linear(peri.zeros({ 2, 3 }, 'i64'))",
+    "Linear: x is i64, allowed: f32, f64, f16, bf16 (s.lua:2)" },
   { "f64 into a layer of f32", linear .. "linear(peri.zeros({ 2, 3 }, 'f64'))", "Linear: x is f64 [2, 3], wanted f32 (s.lua:2)" },
   { "labels of whole numbers", "nn.functional.binary_cross_entropy_with_logits(peri.zeros { 4 }, peri.zeros({ 4 }, 'i64'))",
     "peri_op_bce_with_logits: target is i64 [4], wanted f32 (s.lua:2)" },

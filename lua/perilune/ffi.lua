@@ -56,9 +56,10 @@ M.locate = locate
 --- shard/dedup.lua; place: { rank, world size } where there is no world (in a loader's thread); streams: { device =, stream =,
 --- outer = }, the current streams that are not the default ones; deferring: ids of sharded modules do not set out yet (shard/module.lua);
 --- pin: in a worker of a loader, the device (a name) for which batches are made in pinned memory, or false;
+--- autocast: the innermost region (a pointer), or false;
 --- watched: the group (a pointer) whose world notes what this rank waits for, or false.
 local state = {
-  scope = false, device = os.getenv "PERI_DEVICE" or "cpu", streams = false, grad = true,
+  scope = false, device = os.getenv "PERI_DEVICE" or "cpu", streams = false, grad = true, autocast = false,
   world = false, seed = 0, parameters_drawn = 0, dropouts_made = 0, first_sample = 0,
   ec_index_dedup = false, failed_world = false, place = false, deferring = false,
   watched = false, pin = false,
@@ -340,6 +341,7 @@ function M.exchange_state(other)
   local before = state.streams
   util.exchange(state, other)
   C.peri_grad_enable(state.grad)
+  C.peri_autocast_swap(state.autocast or nil)
   set_streams(before)
   set_streams(state.streams)
 end

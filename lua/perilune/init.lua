@@ -23,6 +23,7 @@ local modules = {
 local names = {
   Error = "ffi", scope = "ffi", keep = "ffi", no_grad = "ffi",
   tensor = "Tensor", empty = "Tensor", zeros = "Tensor", ones = "Tensor", full = "Tensor", backward = "Tensor",
+  autocast = "Tensor", set_float32_matmul_precision = "Tensor", get_float32_matmul_precision = "Tensor",
   JaggedTensor = "jagged", KeyedJaggedTensor = "jagged", KeyedTensor = "jagged",
   init = "dist", rank = "dist", world_size = "dist", world = "dist", finish = "dist",
   Awaitable = "dist", LazyAwaitable = "dist", NoWait = "dist", LazyNoWait = "dist",

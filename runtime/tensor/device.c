@@ -91,7 +91,6 @@ static const struct {
     const char *name, *words;
 } word_variables[] = {
     {"PERI_BLAS", "onednn, openblas"}, {"PERI_MPI_NEAR", "0, 1"}, {"PERI_ROW_IO", "auto, uring, threads"}, {"PERI_TRACEBACK", "0, 1"},
-    {"PERI_CUDA_TF32", "0, 1"},
 };
 
 static bool is_word_of(const char *text, const char *words)
@@ -113,6 +112,9 @@ static peri_status check_environment(void)
         if (text && *text && !is_word_of(text, words))
             return peri__fail(PERI_EINVAL, "%s is '%.40s', allowed: %s", word_variables[i].name, text, words);
     }
+    if (getenv("PERI_CUDA_TF32"))
+        return peri__fail(PERI_EINVAL, "PERI_CUDA_TF32 is not read any more; call peri.set_float32_matmul_precision \"high\" (in C: "
+                                       "peri_set_float32_matmul_precision), and unset it");
     const char *isa = peri_kernels_unknown();
     return isa ? peri__fail(PERI_EINVAL, "PERI_CPU_ISA is '%.40s', allowed: ref, avx2, avx512", isa) : PERI_OK;
 }

@@ -169,6 +169,8 @@ peri_status peri__tensor_zero(peri_tensor *dst);
 peri_status peri__check_tensor(const char *function, const char *what, const peri_tensor *t, int32_t dtype, int32_t ndim);
 /** f32 or f64, for ops with gradients. */
 peri_status peri__check_float(const char *function, const char *what, const peri_tensor *t);
+/** f32, f64, f16 or bf16. */
+peri_status peri__check_real(const char *function, const char *what, const peri_tensor *t);
 peri_status peri__check_same_device(const char *function, const peri_tensor *a, const peri_tensor *b);
 /** PERI_EINVAL if one of @list[n], a list of objects, is NULL; @what: "the tensors". */
 peri_status peri__check_list(const char *function, const char *what, const void *list, int32_t n);
@@ -266,6 +268,36 @@ peri_status peri__node_save_output(peri__node *node, int32_t i, peri_tensor *out
 
 /** True when nobody else can see the memory of @t, so that it may be changed in place. */
 bool peri__exclusive(const peri_tensor *t);
+
+/* -- the dtypes that operations compute in: autocast.c ------------------------------------------------------------------------------ */
+
+static inline bool peri__is_16(int32_t dtype) { return dtype == PERI_F16 || dtype == PERI_BF16; }
+/** The dtype that products on @device are cast to in the autocast region that the thread is in; -1: it is in none. */
+int32_t peri__autocast(const peri_device *device);
+/** Whether products of f32 may round their factors to TF32. */
+bool peri__tf32(void);
+/** @t with another dtype, not recorded; @t itself (a new reference) if it has it. */
+peri_status peri__cast(peri_tensor *t, int32_t dtype, peri_tensor **out);
+/** The same of an input of a product: what was cast of a weight (a leaf that wants a gradient) is kept until the region ends. */
+peri_status peri__cast_weight(peri_tensor *t, int32_t dtype, peri_tensor **out);
+
+/** What becomes of 16-bit inputs. */
+typedef enum peri__dtype_rule {
+    PERI__IN_ANY, /* the result has the inputs' dtype, or, where they differ, f32 */
+    PERI__IN_F32, /* the same, but f32 in an autocast region */
+} peri__dtype_rule;
+
+/** The inputs of an operation whose kernels know no 16-bit floats, and its result:
+ *    PERI_TRY(peri__widen(&o, rule, inputs, n));
+ *    return peri__narrow(&o, compute(o.in[0], ..., &o.out), out); */
+typedef struct peri__operands {
+    peri_tensor *in[4]; /* retained: the inputs, f32 where they were 16-bit floats (recorded); NULL where they were */
+    peri_tensor *out;
+    int32_t n, back; /* back: the dtype that the result is cast to (recorded), -1: it stays as it is */
+} peri__operands;
+peri_status peri__widen(peri__operands *o, peri__dtype_rule rule, peri_tensor *const *in, int32_t n);
+/** Release the inputs; @status is that of the operation. @out: the result, unless it failed. */
+peri_status peri__narrow(peri__operands *o, peri_status status, peri_tensor **out);
 
 /* -- parts that dense operations share; nothing here is recorded ------------------------------------------------------------------- */
 

@@ -34,7 +34,7 @@ out:
 
 static const peri__node_vtab unary_vtab = {.name = "unary", .backward = unary_backward};
 
-static peri_status unary(const char *function, int32_t op, peri_tensor *x, double a, double b, peri_tensor **out)
+static peri_status unary_wide(const char *function, int32_t op, peri_tensor *x, double a, double b, peri_tensor **out)
 {
     PERI_TRY(peri__check_float(function, "x", x));
     if (!out) return peri__fail(PERI_EINVAL, "%s: out is missing", function);
@@ -53,6 +53,20 @@ static peri_status unary(const char *function, int32_t op, peri_tensor *x, doubl
     if (status < 0) peri_tensor_release(y);
     else *out = y;
     return status;
+}
+
+/** Whether autocast computes the function in f32. */
+static bool in_f32(int32_t op)
+{
+    return op == PERI_UNARY_EXP || op == PERI_UNARY_LOG || op == PERI_UNARY_POW || op == PERI_UNARY_SQUARE ||
+        op == PERI_UNARY_RECIPROCAL || op == PERI_UNARY_SOFTPLUS;
+}
+
+static peri_status unary(const char *function, int32_t op, peri_tensor *x, double a, double b, peri_tensor **out)
+{
+    peri__operands o;
+    PERI_TRY(peri__widen(&o, in_f32(op) ? PERI__IN_F32 : PERI__IN_ANY, &x, 1));
+    return peri__narrow(&o, unary_wide(function, op, o.in[0], a, b, out ? &o.out : NULL), out);
 }
 
 peri_status peri_op_relu(peri_tensor *x, peri_tensor **out) { return unary("peri_op_relu", PERI_UNARY_RELU, x, 0, 0, out); }
@@ -136,7 +150,7 @@ static peri_status binary_backward(peri__node *node, peri_tensor *const *grad_ou
 
 static const peri__node_vtab binary_vtab = {.name = "binary", .backward = binary_backward};
 
-static peri_status binary(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, peri_tensor **out)
+static peri_status binary_wide(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, peri_tensor **out)
 {
     PERI_TRY(check_pair(function, a, b));
     if (!out) return peri__fail(PERI_EINVAL, "%s: out is missing", function);
@@ -160,6 +174,14 @@ static peri_status binary(const char *function, int32_t op, peri_tensor *a, peri
     return status;
 }
 
+static peri_status binary(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, peri_tensor **out)
+{
+    peri__operands o;
+    peri_tensor *in[2] = {a, b};
+    PERI_TRY(peri__widen(&o, PERI__IN_ANY, in, 2));
+    return peri__narrow(&o, binary_wide(function, op, o.in[0], o.in[1], out ? &o.out : NULL), out);
+}
+
 peri_status peri_op_add(peri_tensor *a, peri_tensor *b, peri_tensor **out) { return binary("peri_op_add", PERI_BINARY_ADD, a, b, out); }
 peri_status peri_op_sub(peri_tensor *a, peri_tensor *b, peri_tensor **out) { return binary("peri_op_sub", PERI_BINARY_SUB, a, b, out); }
 peri_status peri_op_mul(peri_tensor *a, peri_tensor *b, peri_tensor **out) { return binary("peri_op_mul", PERI_BINARY_MUL, a, b, out); }
@@ -179,9 +201,8 @@ static peri_status muladd_backward(peri__node *node, peri_tensor *const *grad_ou
 
 static const peri__node_vtab muladd_vtab = {.name = "muladd", .backward = muladd_backward};
 
-peri_status peri_op_muladd(peri_tensor *a, peri_tensor *b, peri_tensor *c, peri_tensor **out)
+static peri_status muladd(peri_tensor *a, peri_tensor *b, peri_tensor *c, peri_tensor **out)
 {
-    PERI_NEED(out);
     char text[300];
     peri_tensor *in[3] = {a, b, c}, *flat[3] = {NULL}, *y = NULL;
     for (int32_t i = 1; i < 3; i++) {
@@ -206,6 +227,15 @@ out:
     if (status < 0) peri_tensor_release(y);
     else *out = y;
     return status;
+}
+
+peri_status peri_op_muladd(peri_tensor *a, peri_tensor *b, peri_tensor *c, peri_tensor **out)
+{
+    PERI_NEED(out);
+    peri__operands o;
+    peri_tensor *in[3] = {a, b, c};
+    PERI_TRY(peri__widen(&o, PERI__IN_ANY, in, 3));
+    return peri__narrow(&o, muladd(o.in[0], o.in[1], o.in[2], &o.out), out);
 }
 
 /* -- expand -------------------------------------------------------------------------------------------------------------------- */

@@ -43,7 +43,7 @@ out:
 
 static const peri__node_vtab interaction_vtab = {.name = "interaction", .backward = interaction_backward};
 
-peri_status peri_op_interaction(peri_tensor *dense, peri_tensor *sparse, peri_tensor **out)
+static peri_status interaction(peri_tensor *dense, peri_tensor *sparse, peri_tensor **out)
 {
     static const char *const function = "peri_op_interaction";
     char text[300];
@@ -72,4 +72,21 @@ out:
     if (status < 0) peri_tensor_release(y);
     else *out = y;
     return status;
+}
+
+/** In an autocast region the products are of numbers of its dtype, as those of matmul. */
+peri_status peri_op_interaction(peri_tensor *dense, peri_tensor *sparse, peri_tensor **out)
+{
+    peri_tensor *in[2] = {dense, sparse}, *cast[2] = {NULL};
+    const int32_t low = dense ? peri__autocast(peri__device(dense)) : -1;
+    peri__operands o;
+    peri_status status = PERI_OK;
+    for (int32_t i = 0; i < 2 && status >= 0; i++) {
+        if (low >= 0 && in[i] && in[i]->dtype != PERI_F64) status = peri_tensor_to(in[i], low, NULL, &cast[i]);
+        else if (in[i]) peri_tensor_retain(cast[i] = in[i]);
+    }
+    if (status >= 0) status = peri__widen(&o, PERI__IN_ANY, cast, 2);
+    for (int32_t i = 0; i < 2; i++) peri_tensor_release(cast[i]);
+    PERI_TRY(status);
+    return peri__narrow(&o, interaction(o.in[0], o.in[1], out ? &o.out : NULL), out);
 }

@@ -16,14 +16,18 @@ static peri_status window(peri_tensor *t, int32_t dim, int64_t start, int64_t si
     return peri__tensor_view(t, t->ndim, shape, t->stride, t->offset + start * t->stride[dim], out);
 }
 
-/** integer[0]: dim. state: the inputs' sizes along it. */
+/** integer[0]: dim. state: the inputs' sizes along it, and then their dtypes. */
 static peri_status cat_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
-    const int64_t *size = node->state;
+    const int64_t *size = node->state, *dtype = size + node->n_in;
     int64_t start = 0;
-    for (int32_t i = 0; i < node->n_in; i++) {
-        if (peri__needs(node, i)) PERI_TRY(window(grad_out[0], (int32_t)node->integer[0], start, size[i], &grad_in[i]));
-        start += size[i];
+    for (int32_t i = 0; i < node->n_in; start += size[i++]) {
+        peri_tensor *part;
+        if (!peri__needs(node, i)) continue;
+        PERI_TRY(window(grad_out[0], (int32_t)node->integer[0], start, size[i], &part));
+        peri_status status = peri__cast(part, (int32_t)dtype[i], &grad_in[i]);
+        peri_tensor_release(part);
+        PERI_TRY(status);
     }
     return PERI_OK;
 }
@@ -36,13 +40,20 @@ static void cat_fini(peri__node *node)
 
 static const peri__node_vtab cat_vtab = {.name = "cat", .backward = cat_backward, .fini = cat_fini};
 
+/** The dtype of elements of both: the wider one of f32 and 16-bit floats; -1 of others that differ. */
+static int32_t joined_dtype(int32_t a, int32_t b)
+{
+    if (a == b) return a;
+    return (a == PERI_F32 || peri__is_16(a)) && (b == PERI_F32 || peri__is_16(b)) ? PERI_F32 : -1;
+}
+
 static peri_status check_cat(const char *function, peri_tensor *const *tensors, int32_t n, int32_t dim)
 {
     char text[300];
     peri__words words, second;
     for (int32_t i = 1; i < n; i++) {
         const peri_tensor *a = tensors[0], *b = tensors[i];
-        bool same = a->dtype == b->dtype && a->ndim == b->ndim;
+        bool same = joined_dtype(a->dtype, b->dtype) >= 0 && a->ndim == b->ndim;
         for (int32_t d = 0; same && d < a->ndim; d++) same = d == dim || a->shape[d] == b->shape[d];
         if (!same)
             return peri__fail(PERI_EINVAL, "%s: the 1st and %s are %s; they may differ in %s", function,
@@ -60,7 +71,9 @@ static peri_status join(peri_tensor *const *tensors, int32_t n, int32_t dim, per
     memcpy(shape, tensors[0]->shape, sizeof shape);
     for (int32_t i = 1; i < n; i++) shape[dim] += tensors[i]->shape[dim];
     peri_tensor *y, *part;
-    PERI_TRY(peri__tensor_like(tensors[0], tensors[0]->ndim, shape, &y));
+    int32_t dtype = tensors[0]->dtype;
+    for (int32_t i = 1; i < n; i++) dtype = joined_dtype(dtype, tensors[i]->dtype);
+    PERI_TRY(peri_tensor_new(peri__device(tensors[0]), dtype, tensors[0]->ndim, shape, &y));
     for (int32_t i = 0; i < n; i++) {
         peri_status status = window(y, dim, start, tensors[i]->shape[dim], &part);
         if (status >= 0) {
@@ -86,7 +99,7 @@ static peri_status cat(const char *function, peri_tensor *const *tensors, int32_
     int64_t *sizes = NULL;
     peri_status status = PERI_OK;
     if (peri__recording(tensors, n)) {
-        sizes = peri__alloc(sizeof *sizes * (size_t)n);
+        sizes = peri__alloc(sizeof *sizes * 2 * (size_t)n);
         status = sizes ? peri__record(&cat_vtab, tensors, n, &y, 1, &node) : PERI_ENOMEM;
     }
     if (status < 0) {
@@ -95,7 +108,7 @@ static peri_status cat(const char *function, peri_tensor *const *tensors, int32_
         return status;
     }
     if (node) {
-        for (int32_t i = 0; i < n; i++) sizes[i] = tensors[i]->shape[dim];
+        for (int32_t i = 0; i < n; i++) sizes[i] = tensors[i]->shape[dim], sizes[n + i] = tensors[i]->dtype;
         node->integer[0] = dim;
         node->state = sizes;
     }

@@ -98,8 +98,8 @@ out:
     return status;
 }
 
-static peri_status element_loss(const char *function, int32_t kind, peri_tensor *x, peri_tensor *target, peri_tensor *weight,
-                                peri_tensor *pos_weight, int32_t reduction, peri_tensor **out)
+static peri_status loss_wide(const char *function, int32_t kind, peri_tensor *x, peri_tensor *target, peri_tensor *weight,
+                             peri_tensor *pos_weight, int32_t reduction, peri_tensor **out)
 {
     char text[300];
     PERI_TRY(peri__check_float(function, "x", x));
@@ -137,6 +137,15 @@ out:
     if (status < 0) peri_tensor_release(loss);
     else *out = loss;
     return status;
+}
+
+static peri_status element_loss(const char *function, int32_t kind, peri_tensor *x, peri_tensor *target, peri_tensor *weight,
+                                peri_tensor *pos_weight, int32_t reduction, peri_tensor **out)
+{
+    peri__operands o;
+    peri_tensor *in[4] = {x, target, weight, pos_weight};
+    PERI_TRY(peri__widen(&o, PERI__IN_F32, in, 4));
+    return peri__narrow(&o, loss_wide(function, kind, o.in[0], o.in[1], o.in[2], o.in[3], reduction, out ? &o.out : NULL), out);
 }
 
 peri_status peri_op_bce_with_logits(peri_tensor *x, peri_tensor *target, peri_tensor *weight, peri_tensor *pos_weight, int32_t reduction,
@@ -197,7 +206,7 @@ static peri_status check_labels(peri_tensor *labels, int64_t classes)
                       (long long)classes - 1);
 }
 
-peri_status peri_op_cross_entropy(peri_tensor *x, peri_tensor *labels, int32_t reduction, peri_tensor **out)
+static peri_status cross_entropy(peri_tensor *x, peri_tensor *labels, int32_t reduction, peri_tensor **out)
 {
     static const char *const function = "peri_op_cross_entropy";
     char text[300];
@@ -231,4 +240,11 @@ out:
     if (status < 0) peri_tensor_release(loss);
     else *out = loss;
     return status;
+}
+
+peri_status peri_op_cross_entropy(peri_tensor *x, peri_tensor *labels, int32_t reduction, peri_tensor **out)
+{
+    peri__operands o;
+    PERI_TRY(peri__widen(&o, PERI__IN_F32, &x, 1));
+    return peri__narrow(&o, cross_entropy(o.in[0], labels, reduction, out ? &o.out : NULL), out);
 }

@@ -61,24 +61,73 @@ static peri_status matrices_of(peri_tensor *t, matrices *m)
     return PERI_OK;
 }
 
-/** c[batch] = op(a) op(b), c contiguous. @ta, @tb exchange the operands' dimensions. */
-static peri_status product(peri_tensor *c, const matrices *a, bool ta, const matrices *b, bool tb)
+/** The arguments of c[batch] = op(a) op(b), c contiguous. @ta, @tb exchange the operands' dimensions. */
+static peri_op_gemm gemm_of(const peri_tensor *c, const matrices *a, bool ta, const matrices *b, bool tb)
 {
     int64_t m = ta ? a->cols : a->rows, k = ta ? a->rows : a->cols, n = tb ? b->rows : b->cols;
-    peri_op_gemm g = {.dtype = c->dtype, .trans_a = a->transposed != ta, .trans_b = b->transposed != tb, .m = m, .n = n, .k = k,
-                      .batch = peri__max(a->batch, b->batch), .alpha = 1, .beta = 0, .a = peri__data(a->tensor),
-                      .b = peri__data(b->tensor), .c = peri__data(c), .lda = a->ld, .ldb = b->ld, .ldc = peri__max(n, 1),
-                      .stride_a = a->batch > 1 ? a->batch_stride : 0, .stride_b = b->batch > 1 ? b->batch_stride : 0,
-                      .stride_c = m * n};
+    return (peri_op_gemm){.dtype = a->tensor->dtype, .c_dtype = c->dtype, .trans_a = a->transposed != ta, .trans_b = b->transposed != tb,
+                          .tf32 = peri__tf32(), .m = m, .n = n, .k = k, .batch = peri__max(a->batch, b->batch), .alpha = 1, .beta = 0,
+                          .a = peri__data(a->tensor), .b = peri__data(b->tensor), .c = peri__data(c), .lda = a->ld, .ldb = b->ld,
+                          .ldc = peri__max(n, 1), .stride_a = a->batch > 1 ? a->batch_stride : 0,
+                          .stride_b = b->batch > 1 ? b->batch_stride : 0, .stride_c = m * n};
+}
+
+/** Whether @device has this product, and there is something to compute. */
+static bool has_gemm(const peri_device *device, const peri_op_gemm *g)
+{
+    return g->m > 0 && g->n > 0 && g->k > 0 && g->batch > 0 && device->vtab->has(device->ctx, PERI_OP_gemm, g);
+}
+
+/** The product of 16-bit floats where the device has none of them: in f32. */
+static peri_status product_wide(peri_tensor *c, const matrices *a, bool ta, const matrices *b, bool tb);
+
+/** c[batch] = op(a) op(b), c contiguous. */
+static peri_status product(peri_tensor *c, const matrices *a, bool ta, const matrices *b, bool tb)
+{
+    const peri_op_gemm g = gemm_of(c, a, ta, b, tb);
     if (peri__numel(c) == 0) return PERI_OK;
-    if (k == 0) return peri__tensor_zero(c);
+    if (g.k == 0) return peri__tensor_zero(c);
     peri_device *device = peri__device(c);
-    if (!device->vtab->has(device->ctx, PERI_OP_gemm, &g))
+    if (!has_gemm(device, &g)) {
+        if (peri__is_16(g.dtype)) return product_wide(c, a, ta, b, tb);
         return peri__fail(PERI_EUNSUPPORTED, "device %s has no product of %s matrices of %lld x %lld and %lld x %lld", device->name,
-                          peri_dtype_name(c->dtype), (long long)m, (long long)k, (long long)k, (long long)n);
+                          peri_dtype_name(c->dtype), (long long)g.m, (long long)g.k, (long long)g.k, (long long)g.n);
+    }
     PERI_TRY(PERI_RUN(device, gemm, &g));
     peri__between(); /* most of a step's time goes by here */
     return PERI_OK;
+}
+
+/** @m in f32. */
+static peri_status widen(const matrices *m, matrices *wide)
+{
+    peri_tensor *cast;
+    PERI_TRY(peri__cast(m->tensor, PERI_F32, &cast));
+    describe(cast, wide); /* contiguous, as casts are */
+    wide->tensor = cast;
+    if (m->batch == 1) { /* of a batch: `multiply` has joined its matrices, or takes the first for all */
+        wide->batch = 1;
+        wide->rows = m->rows;
+    }
+    return PERI_OK;
+}
+
+static peri_status product_wide(peri_tensor *c, const matrices *a, bool ta, const matrices *b, bool tb)
+{
+    matrices x = {0}, y = {0};
+    peri_tensor *z = NULL;
+    peri_status status;
+    PERI_TRY_GOTO(widen(a, &x), out);
+    PERI_TRY_GOTO(widen(b, &y), out);
+    if (c->dtype == PERI_F32) peri_tensor_retain(z = c);
+    else PERI_TRY_GOTO(peri_tensor_new(peri__device(c), PERI_F32, c->ndim, c->shape, &z), out);
+    PERI_TRY_GOTO(product(z, &x, ta, &y, tb), out);
+    if (z != c) status = peri_tensor_copy(c, z);
+out:
+    peri_tensor_release(x.tensor);
+    peri_tensor_release(y.tensor);
+    peri_tensor_release(z);
+    return status;
 }
 
 /* -- linear -------------------------------------------------------------------------------------------------------------------- */
@@ -106,11 +155,12 @@ static peri_status as_rows(peri_tensor *t, peri_tensor **out)
     return status;
 }
 
-/** dz = g * f'(y), and db = its column sums if wanted. @g is a matrix by rows; where f is the identity, *dz is g itself, and if @own says
- *  that g may be changed, it is made of g in place. */
+/** dz = g * f'(y), and db, of @sums' dtype, = its column sums if wanted. @g is a matrix by rows; where f is the identity, *dz is g itself, and
+ *  if @own says that g may be changed, it is made of g in place. */
 static peri_status linear_dz(peri_tensor *g, bool own, peri_tensor *y, int32_t act, bool want_bias, peri_tensor **dz, peri_tensor **db)
 {
     int64_t rows = g->shape[0], cols = g->shape[1], shape[2] = {peri__ceil_div(rows, PERI_SUM_ROWS), cols};
+    const int32_t sums = peri__is_16(g->dtype) ? PERI_F32 : g->dtype;
     peri_tensor *z = NULL, *partial = NULL;
     peri_status status = PERI_OK;
     bool identity = act == PERI_UNARY_IDENTITY;
@@ -120,7 +170,7 @@ static peri_status linear_dz(peri_tensor *g, bool own, peri_tensor *y, int32_t a
     } else {
         PERI_TRY_GOTO(peri__tensor_like(g, 2, g->shape, &z), out);
     }
-    if (want_bias) PERI_TRY_GOTO(peri__tensor_like(g, 2, shape, &partial), out);
+    if (want_bias) PERI_TRY_GOTO(peri_tensor_new(peri__device(g), sums, 2, shape, &partial), out);
     if (!identity || partial) {
         peri_k_act_grad_args args = {.dz = identity ? NULL : peri__data(z), .partial = partial ? peri__data(partial) : NULL,
                                      .dy = peri__data(g), .y = y ? peri__data(y) : NULL, .dtype = g->dtype, .act = act, .rows = rows,
@@ -142,27 +192,68 @@ out:
     return status;
 }
 
-/** saved: x, weight, y (if f has a derivative). Inputs: x, weight, bias. integer: the activation, then the ndim and shape of x. */
+/** *t (owned, may be NULL) = *t with another dtype. */
+static peri_status recast(peri_tensor **t, int32_t dtype)
+{
+    peri_tensor *cast;
+    if (!*t) return PERI_OK;
+    PERI_TRY(peri__cast(*t, dtype, &cast));
+    peri_tensor_release(*t);
+    *t = cast;
+    return PERI_OK;
+}
+
+/** What a node of linear keeps in `integer`. */
+enum { LINEAR_ACT = 0, LINEAR_NDIM = 1, LINEAR_SHAPE = 2, LINEAR_DTYPES = 2 + PERI_MAX_DIMS };
+
+/** The gradient of the weight, dz^T x, and of the bias if @dbias is not NULL: the device that can adds that up beside the product. If it
+ *  cannot, *dbias stays NULL. */
+static peri_status linear_dweight(const matrices *dz, const matrices *x, int32_t dtype, peri_tensor **dweight, peri_tensor **dbias)
+{
+    peri_device *device = peri__device(dz->tensor);
+    peri_tensor *sums = NULL;
+    PERI_TRY(peri_tensor_new(device, dtype, 2, (int64_t[]){dz->cols, x->cols}, dweight));
+    peri_op_gemm g = gemm_of(*dweight, dz, true, x, false);
+    g.epilogue = PERI_GEMM_SUMS;
+    if (!dbias || !has_gemm(device, &g)) return product(*dweight, dz, true, x, false);
+    PERI_TRY(peri_tensor_new(device, dtype, 1, &dz->cols, &sums));
+    g.sums = peri__data(sums);
+    peri_status status = PERI_RUN(device, gemm, &g);
+    peri__between();
+    if (status < 0) peri_tensor_release(sums);
+    else *dbias = sums;
+    return status;
+}
+
+/** saved: x and weight as they were multiplied, y (if f has a derivative). Inputs: x, weight, bias. integer: LINEAR_*, the dtypes those of
+ *  the inputs. */
 static peri_status linear_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
-    int32_t act = (int32_t)node->integer[0], ndim = (int32_t)node->integer[1];
-    const int64_t *shape = node->integer + 2;
+    int32_t act = (int32_t)node->integer[LINEAR_ACT], ndim = (int32_t)node->integer[LINEAR_NDIM], dtypes[3];
+    for (int i = 0; i < 3; i++) dtypes[i] = (int32_t)node->integer[LINEAR_DTYPES + i];
     peri_tensor *g = NULL, *dz = NULL, *x = NULL;
     matrices mz = {0}, mx = {0}, mw = {0};
-    bool own = peri__exclusive(grad_out[0]);
+    const bool own = peri__exclusive(grad_out[0]), bias = peri__needs(node, 2);
+    const bool beside = bias && act == PERI_UNARY_IDENTITY && peri__needs(node, 1);
     peri_status status;
     PERI_TRY_GOTO(as_rows(grad_out[0], &g), out);
-    PERI_TRY_GOTO(linear_dz(g, own, node->saved[2], act, peri__needs(node, 2), &dz, &grad_in[2]), out);
+    if (beside) peri_tensor_retain(dz = g);
+    else PERI_TRY_GOTO(linear_dz(g, own, node->saved[2], act, bias, &dz, &grad_in[2]), out);
     PERI_TRY_GOTO(matrices_of(dz, &mz), out);
     if (peri__needs(node, 1)) {
         PERI_TRY_GOTO(as_rows(node->saved[0], &x), out);
         PERI_TRY_GOTO(matrices_of(x, &mx), out);
-        PERI_TRY_GOTO(peri__tensor_like(dz, 2, (int64_t[]){mz.cols, mx.cols}, &grad_in[1]), out);
-        PERI_TRY_GOTO(product(grad_in[1], &mz, true, &mx, false), out);
+        PERI_TRY_GOTO(linear_dweight(&mz, &mx, dtypes[1], &grad_in[1], beside ? &grad_in[2] : NULL), out);
     }
+    if (beside && !grad_in[2]) {
+        peri_tensor *same = NULL;
+        PERI_TRY_GOTO(linear_dz(g, own, NULL, act, true, &same, &grad_in[2]), out);
+        peri_tensor_release(same);
+    }
+    PERI_TRY_GOTO(recast(&grad_in[2], dtypes[2]), out);
     if (peri__needs(node, 0)) {
         PERI_TRY_GOTO(matrices_of(node->saved[1], &mw), out);
-        PERI_TRY_GOTO(peri__tensor_like(dz, ndim, shape, &grad_in[0]), out);
+        PERI_TRY_GOTO(peri_tensor_new(peri__device(dz), dtypes[0], ndim, node->integer + LINEAR_SHAPE, &grad_in[0]), out);
         status = product(grad_in[0], &mz, false, &mw, false);
     }
 out:
@@ -185,16 +276,16 @@ static peri_status check_linear(const peri_tensor *x, const peri_tensor *weight,
 {
     static const char *const function = "peri_op_linear";
     char text[300];
-    PERI_TRY(peri__check_float(function, "x", x));
-    PERI_TRY(peri__check_float(function, "weight", weight));
+    PERI_TRY(peri__check_real(function, "x", x));
+    PERI_TRY(peri__check_real(function, "weight", weight));
     PERI_TRY(peri__check_tensor(function, "weight", weight, -1, 2));
-    PERI_TRY(peri__check_tensor(function, "x", x, weight->dtype, -1));
     PERI_TRY(peri__check_same_device(function, x, weight));
     if (x->ndim < 1 || x->shape[x->ndim - 1] != weight->shape[1])
         return peri__fail(PERI_EINVAL, "%s: x is %s, wanted [*, %lld]", function, strchr(peri__tensor_text(x, text, sizeof text), '['),
                           (long long)weight->shape[1]);
     if (bias) {
-        PERI_TRY(peri__check_tensor(function, "bias", bias, x->dtype, 1));
+        PERI_TRY(peri__check_real(function, "bias", bias));
+        PERI_TRY(peri__check_tensor(function, "bias", bias, -1, 1));
         PERI_TRY(peri__check_same_device(function, x, bias));
         if (bias->shape[0] != weight->shape[0])
             return peri__fail(PERI_EINVAL, "%s: weight and bias are %s; their first sizes must agree", function,
@@ -205,39 +296,80 @@ static peri_status check_linear(const peri_tensor *x, const peri_tensor *weight,
     return PERI_OK;
 }
 
+/** The inputs in the dtype that they are multiplied in: that of the autocast region that the thread is in, else their own. */
+static peri_status linear_inputs(peri_tensor *const *in, peri_tensor **cast)
+{
+    const int32_t low = peri__autocast(peri__device(in[0]));
+    bool wide = false;
+    for (int i = 0; i < 3; i++) wide = wide || (in[i] && in[i]->dtype == PERI_F64);
+    for (int i = 0; i < 3; i++) {
+        if (!in[i]) continue;
+        if (low >= 0 && !wide) PERI_TRY((i ? peri__cast_weight : peri__cast)(in[i], low, &cast[i]));
+        else peri_tensor_retain(cast[i] = in[i]);
+    }
+    PERI_TRY(peri__check_tensor("peri_op_linear", "x", cast[0], cast[1]->dtype, -1));
+    return in[2] ? peri__check_tensor("peri_op_linear", "bias", cast[2], cast[0]->dtype, -1) : PERI_OK;
+}
+
+/** y = f(x W^T + bias), y contiguous: by the device's product alone where it can, else by kernels behind it, in f32 if y is a 16-bit
+ *  float: it is rounded once either way. */
+static peri_status linear_forward(const matrices *x, const matrices *weight, peri_tensor *bias, int32_t act, peri_tensor *y)
+{
+    peri_device *device = peri__device(y);
+    peri_op_gemm g = gemm_of(y, x, false, weight, true);
+    g.epilogue = (bias ? PERI_GEMM_BIAS : 0) | (act == PERI_UNARY_RELU ? PERI_GEMM_RELU : 0);
+    g.bias = bias ? peri__data(bias) : NULL;
+    if (act <= PERI_UNARY_RELU && g.epilogue && has_gemm(device, &g)) {
+        PERI_TRY(PERI_RUN(device, gemm, &g));
+        peri__between();
+        return PERI_OK;
+    }
+    if (!bias && act == PERI_UNARY_IDENTITY) return product(y, x, false, weight, true);
+    peri_tensor *wide = NULL, *b = NULL;
+    peri_status status = PERI_OK;
+    if (!peri__is_16(y->dtype)) peri_tensor_retain(wide = y);
+    else PERI_TRY_GOTO(peri_tensor_new(device, PERI_F32, y->ndim, y->shape, &wide), out);
+    if (bias) PERI_TRY_GOTO(peri__cast(bias, wide->dtype, &b), out);
+    PERI_TRY_GOTO(product(wide, x, false, weight, true), out);
+    int64_t cols = weight->rows, grain = peri__ceil_div(PERI_ELEMENT_GRAIN, peri__max(cols, 1));
+    peri_k_bias_act_args args = {.y = peri__data(wide), .bias = b ? peri__data(b) : NULL, .dtype = wide->dtype, .act = act, .cols = cols};
+    PERI_TRY_GOTO(PERI_LAUNCH(device, bias_act, &args, x->rows, grain), out);
+    if (wide != y) status = peri_tensor_copy(y, wide);
+out:
+    peri_tensor_release(wide);
+    peri_tensor_release(b);
+    return status;
+}
+
 peri_status peri_op_linear(peri_tensor *x, peri_tensor *weight, peri_tensor *bias, int32_t activation, peri_tensor **out)
 {
     PERI_TRY(check_linear(x, weight, bias, activation));
     int32_t act = activations[activation];
-    int64_t shape[PERI_MAX_DIMS], cols = weight->shape[0];
+    int64_t shape[PERI_MAX_DIMS];
     memcpy(shape, x->shape, sizeof shape);
-    shape[x->ndim - 1] = cols;
-    peri_tensor *in[3] = {x, weight, bias}, *rows = NULL, *flat = NULL, *y = NULL;
+    shape[x->ndim - 1] = weight->shape[0];
+    peri_tensor *in[3] = {x, weight, bias}, *cast[3] = {NULL}, *rows = NULL, *flat = NULL, *y = NULL;
     matrices mx = {0}, mw = {0};
     peri__node *node;
     peri_status status;
-    PERI_TRY_GOTO(as_rows(x, &rows), out);
+    PERI_TRY_GOTO(linear_inputs(in, cast), out);
+    PERI_TRY_GOTO(as_rows(cast[0], &rows), out);
     PERI_TRY_GOTO(matrices_of(rows, &mx), out);
-    PERI_TRY_GOTO(matrices_of(weight, &mw), out);
-    PERI_TRY_GOTO(peri__tensor_like(x, x->ndim, shape, &y), out);
-    PERI_TRY_GOTO(product(y, &mx, false, &mw, true), out);
-    if (bias || act != PERI_UNARY_IDENTITY) {
-        if (bias) PERI_TRY_GOTO(peri__contiguous_of(bias, &flat), out);
-        int64_t grain = peri__ceil_div(PERI_ELEMENT_GRAIN, peri__max(cols, 1));
-        peri_k_bias_act_args args = {
-            .y = peri__data(y), .bias = flat ? peri__data(flat) : NULL, .dtype = y->dtype, .act = act, .cols = cols};
-        PERI_TRY_GOTO(PERI_LAUNCH(peri__device(y), bias_act, &args, mx.rows, grain), out);
-    }
+    PERI_TRY_GOTO(matrices_of(cast[1], &mw), out);
+    if (bias) PERI_TRY_GOTO(peri__contiguous_of(cast[2], &flat), out);
+    PERI_TRY_GOTO(peri__tensor_like(cast[0], x->ndim, shape, &y), out);
+    PERI_TRY_GOTO(linear_forward(&mx, &mw, flat, act, y), out);
     PERI_TRY_GOTO(peri__attach(&linear_vtab, in, 3, &y, 1, &node), out);
     if (node) {
-        node->integer[0] = act;
-        node->integer[1] = x->ndim;
-        memcpy(node->integer + 2, x->shape, sizeof x->shape);
-        peri__node_save(node, 0, x);
-        peri__node_save(node, 1, weight);
+        node->integer[LINEAR_ACT] = act;
+        node->integer[LINEAR_NDIM] = x->ndim;
+        memcpy(node->integer + LINEAR_SHAPE, x->shape, sizeof x->shape);
+        for (int32_t i = 0; i < 3; i++) node->integer[LINEAR_DTYPES + i] = in[i] ? in[i]->dtype : -1;
+        for (int32_t i = 0; i < 2; i++) peri__node_save(node, i, cast[i]);
         if (act != PERI_UNARY_IDENTITY) status = peri__node_save_output(node, 2, y);
     }
 out:
+    for (int32_t i = 0; i < 3; i++) peri_tensor_release(cast[i]);
     peri_tensor_release(mx.tensor);
     peri_tensor_release(mw.tensor);
     peri_tensor_release(rows);
@@ -365,12 +497,12 @@ static peri_status matmul(peri_tensor *a, peri_tensor *b, peri_tensor **out)
     return PERI_OK;
 }
 
-peri_status peri_op_matmul(peri_tensor *a, peri_tensor *b, peri_tensor **out)
+/** Of operands in the dtype that they are multiplied in. */
+static peri_status multiplied(peri_tensor *a, peri_tensor *b, peri_tensor **out)
 {
-    PERI_NEED(out);
     static const char *const function = "peri_op_matmul";
     char text[300];
-    PERI_TRY(peri__check_float(function, "a", a));
+    PERI_TRY(peri__check_real(function, "a", a));
     PERI_TRY(peri__check_tensor(function, "b", b, a->dtype, -1));
     PERI_TRY(peri__check_same_device(function, a, b));
     if (a->ndim < 1 || b->ndim < 1)
@@ -390,5 +522,23 @@ out:
     peri_tensor_release(x);
     peri_tensor_release(y);
     peri_tensor_release(c);
+    return status;
+}
+
+peri_status peri_op_matmul(peri_tensor *a, peri_tensor *b, peri_tensor **out)
+{
+    PERI_NEED(out);
+        const int32_t low = a && b ? peri__autocast(peri__device(a)) : -1;
+    if (low < 0 || a->dtype == PERI_F64 || b->dtype == PERI_F64) return multiplied(a, b, out);
+    peri_tensor *x = NULL, *y = NULL;
+    peri_status status;
+    PERI_TRY_GOTO(peri__check_real("peri_op_matmul", "a", a), out);
+    PERI_TRY_GOTO(peri__check_real("peri_op_matmul", "b", b), out);
+    PERI_TRY_GOTO(peri_tensor_to(a, low, NULL, &x), out);
+    PERI_TRY_GOTO(peri_tensor_to(b, low, NULL, &y), out);
+    status = multiplied(x, y, out);
+out:
+    peri_tensor_release(x);
+    peri_tensor_release(y);
     return status;
 }

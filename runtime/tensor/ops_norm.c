@@ -30,7 +30,7 @@ out:
 
 static const peri__node_vtab softmax_vtab = {.name = "softmax", .backward = softmax_backward};
 
-static peri_status softmax(const char *function, peri_tensor *x, int32_t dim, bool log, peri_tensor **out)
+static peri_status softmax_wide(const char *function, peri_tensor *x, int32_t dim, bool log, peri_tensor **out)
 {
     int32_t d;
     int64_t outer, n, inner;
@@ -57,6 +57,13 @@ out:
     if (status < 0) peri_tensor_release(y);
     else *out = y;
     return status;
+}
+
+static peri_status softmax(const char *function, peri_tensor *x, int32_t dim, bool log, peri_tensor **out)
+{
+    peri__operands o;
+    PERI_TRY(peri__widen(&o, PERI__IN_F32, &x, 1));
+    return peri__narrow(&o, softmax_wide(function, o.in[0], dim, log, out ? &o.out : NULL), out);
 }
 
 peri_status peri_op_softmax(peri_tensor *x, int32_t dim, peri_tensor **out) { return softmax("peri_op_softmax", x, dim, false, out); }
@@ -125,9 +132,8 @@ static peri_status check_affine(const peri_tensor *x, int32_t dims, const char *
     return PERI_OK;
 }
 
-peri_status peri_op_layer_norm(peri_tensor *x, int32_t dims, peri_tensor *weight, peri_tensor *bias, double eps, peri_tensor **out)
+static peri_status layer_norm(peri_tensor *x, int32_t dims, peri_tensor *weight, peri_tensor *bias, double eps, peri_tensor **out)
 {
-    PERI_NEED(out);
     PERI_TRY(peri__check_float("peri_op_layer_norm", "x", x));
     if (dims < 1 || dims > x->ndim)
         return peri__fail(PERI_EINVAL, "peri_op_layer_norm: the last %d dimensions, allowed: 1..%d", dims, x->ndim);
@@ -160,6 +166,15 @@ out:
     if (status < 0) peri_tensor_release(y);
     else *out = y;
     return status;
+}
+
+peri_status peri_op_layer_norm(peri_tensor *x, int32_t dims, peri_tensor *weight, peri_tensor *bias, double eps, peri_tensor **out)
+{
+    PERI_NEED(out);
+    peri__operands o;
+    peri_tensor *in[3] = {x, weight, bias};
+    PERI_TRY(peri__widen(&o, PERI__IN_F32, in, 3));
+    return peri__narrow(&o, layer_norm(o.in[0], dims, o.in[1], o.in[2], eps, &o.out), out);
 }
 
 /* -- dropout ------------------------------------------------------------------------------------------------------------------- */
@@ -195,9 +210,8 @@ static void dropout_fini(peri__node *node)
 
 static const peri__node_vtab dropout_vtab = {.name = "dropout", .backward = dropout_backward, .fini = dropout_fini};
 
-peri_status peri_op_dropout(peri_tensor *x, double p, uint64_t seed, uint64_t stream, uint64_t offset, peri_tensor **out)
+static peri_status dropout(peri_tensor *x, double p, uint64_t seed, uint64_t stream, uint64_t offset, peri_tensor **out)
 {
-    PERI_NEED(out);
     PERI_TRY(peri__check_float("peri_op_dropout", "x", x));
     if (!(p >= 0 && p < 1)) return peri__fail(PERI_EINVAL, "peri_op_dropout: probability %g, allowed: 0 <= p < 1", p);
     double words = floor(p * 0x1p32 + 0.5);
@@ -223,4 +237,12 @@ peri_status peri_op_dropout(peri_tensor *x, double p, uint64_t seed, uint64_t st
     }
     *out = y;
     return PERI_OK;
+}
+
+peri_status peri_op_dropout(peri_tensor *x, double p, uint64_t seed, uint64_t stream, uint64_t offset, peri_tensor **out)
+{
+    PERI_NEED(out);
+    peri__operands o;
+    PERI_TRY(peri__widen(&o, PERI__IN_ANY, &x, 1));
+    return peri__narrow(&o, dropout(o.in[0], p, seed, stream, offset, &o.out), out);
 }

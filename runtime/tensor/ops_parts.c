@@ -115,7 +115,7 @@ static peri_status reduce_once(peri_tensor **x, int64_t outer, int64_t n, int64_
     return PERI_OK;
 }
 
-peri_status peri__reduce(peri_tensor *t, uint32_t mask, double scale, peri_tensor **out)
+static peri_status reduce_wide(peri_tensor *t, uint32_t mask, double scale, peri_tensor **out)
 {
     int64_t size[PERI_MAX_DIMS], shape[PERI_MAX_DIMS];
     bool sum[PERI_MAX_DIMS], any = false;
@@ -154,6 +154,18 @@ peri_status peri__reduce(peri_tensor *t, uint32_t mask, double scale, peri_tenso
     status = peri__tensor_view(x, t->ndim, shape, NULL, x->offset, out);
 out:
     peri_tensor_release(x);
+    return status;
+}
+
+peri_status peri__reduce(peri_tensor *t, uint32_t mask, double scale, peri_tensor **out)
+{
+    if (!peri__is_16(t->dtype)) return reduce_wide(t, mask, scale, out);
+    peri_tensor *wide, *sum = NULL;
+    PERI_TRY(peri__cast(t, PERI_F32, &wide));
+    peri_status status = reduce_wide(wide, mask, scale, &sum);
+    if (status >= 0) status = peri__cast(sum, t->dtype, out);
+    peri_tensor_release(wide);
+    peri_tensor_release(sum);
     return status;
 }
 

@@ -30,7 +30,7 @@ out:
 
 static const peri__node_vtab sum_vtab = {.name = "sum", .backward = sum_backward};
 
-static peri_status sum(const char *function, peri_tensor *x, const int32_t *dims, int32_t n, bool keepdim, bool mean, peri_tensor **out)
+static peri_status sum_wide(const char *function, peri_tensor *x, const int32_t *dims, int32_t n, bool keepdim, bool mean, peri_tensor **out)
 {
     PERI_TRY(peri__check_float(function, "x", x));
     if (!out || (n > 0 && !dims)) return peri__fail(PERI_EINVAL, "%s: %s is missing", function, out ? "dims" : "out");
@@ -69,6 +69,13 @@ static peri_status sum(const char *function, peri_tensor *x, const int32_t *dims
     }
     *out = y;
     return PERI_OK;
+}
+
+static peri_status sum(const char *function, peri_tensor *x, const int32_t *dims, int32_t n, bool keepdim, bool mean, peri_tensor **out)
+{
+    peri__operands o;
+    PERI_TRY(peri__widen(&o, mean ? PERI__IN_ANY : PERI__IN_F32, &x, 1));
+    return peri__narrow(&o, sum_wide(function, o.in[0], dims, n, keepdim, mean, out ? &o.out : NULL), out);
 }
 
 peri_status peri_op_sum(peri_tensor *x, const int32_t *dims, int32_t n, bool keepdim, peri_tensor **out)
@@ -189,9 +196,8 @@ out:
 
 static const peri__node_vtab max_vtab = {.name = "max", .backward = max_backward};
 
-peri_status peri_op_max(peri_tensor *x, int32_t dim, bool keepdim, peri_tensor **values, peri_tensor **indices)
+static peri_status max(peri_tensor *x, int32_t dim, bool keepdim, peri_tensor **values, peri_tensor **indices)
 {
-    PERI_NEED(values);
     char text[128];
     peri__words words;
     int32_t d, ndim = 0;
@@ -226,5 +232,17 @@ out:
     else peri_tensor_release(index);
     if (status >= 0) *values = value;
     else peri_tensor_release(value);
+    return status;
+}
+
+peri_status peri_op_max(peri_tensor *x, int32_t dim, bool keepdim, peri_tensor **values, peri_tensor **indices)
+{
+    PERI_NEED(values);
+    peri__operands o;
+    peri_tensor *index = NULL;
+    PERI_TRY(peri__widen(&o, PERI__IN_ANY, &x, 1));
+    peri_status status = peri__narrow(&o, max(o.in[0], dim, keepdim, &o.out, &index), values);
+    if (status >= 0 && indices) *indices = index;
+    else peri_tensor_release(index);
     return status;
 }

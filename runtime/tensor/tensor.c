@@ -59,6 +59,13 @@ peri_status peri__check_float(const char *function, const char *what, const peri
     return peri__fail(PERI_EINVAL, "%s: %s is %s, allowed: f32, f64", function, what, peri_dtype_name(t->dtype));
 }
 
+peri_status peri__check_real(const char *function, const char *what, const peri_tensor *t)
+{
+    PERI_TRY(peri__check_tensor(function, what, t, -1, -1));
+    if (t->dtype == PERI_F32 || t->dtype == PERI_F64 || peri__is_16(t->dtype)) return PERI_OK;
+    return peri__fail(PERI_EINVAL, "%s: %s is %s, allowed: f32, f64, f16, bf16", function, what, peri_dtype_name(t->dtype));
+}
+
 peri_status peri__check_same_device(const char *function, const peri_tensor *a, const peri_tensor *b)
 {
     if (peri__device(a) == peri__device(b)) return PERI_OK;

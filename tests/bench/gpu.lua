@@ -18,8 +18,12 @@ parser:option("--device", "The device.", "cuda")
 parser:option("--scale", "Divide rows and samples by this.", 1, tonumber)
 parser:option("--rounds", "Times that everything is measured.", 15, tonumber)
 parser:option("--only", "Cases whose name has this in it.", "")
+parser:option("--precision", "Of products of f32 in the steps: highest, or high (TF32).", "highest")
+parser:option("--autocast", "The dtype of products in the steps: bf16 or f16.")
+parser:option("--tables", "The data type of the step's tables: FP32 or FP16.", "FP32")
 local options = parser:parse(arg)
 peri.init()
+peri.set_float32_matmul_precision(options.precision)
 local device, scale = options.device, options.scale
 local out = options.out and assert(io.open(options.out, "a"))
 local stream = peri.stream.current(device)
@@ -173,13 +177,61 @@ end
 
 --- MLPerf's DLRM of cross layers: 26 tables of 128 columns, 13 dense features, 512-256-128, three cross layers of rank 512,
 --- 1024-1024-512-256-1, 8,192 samples. Tables of 1e6 rows at most here, and bags of 3 ids; the dense part under Adagrad.
+local function precision()
+  local words = options.precision == "high" and "TF32" or "f32"
+  return (options.autocast or words) .. (options.tables == "FP16" and ", f16 tables" or "")
+end
+
+--- f(...), in the region of autocast that the options ask for.
+local function cast(f, ...)
+  if not options.autocast then return f(...) end
+  return peri.autocast({ device = device:match "^[^:]*", dtype = options.autocast }, f, ...)
+end
+
+local function report(name, case_name, batch, median, spent, steps)
+  print(("%-42s %11.0f samples/s, %.3f ms a step; one part after the other: forward %.3f, backward%s %.3f, "
+    .. "optimizer %.3f ms"):format(
+    name, batch / median * 1e9, median / 1e6, spent[1] / steps / 1e6, case_name == "step" and " and tables" or "", spent[2] / steps / 1e6,
+    spent[3] / steps / 1e6))
+  if out then out:write(json.encode { case = case_name, device = device, precision = precision(), samples_per_s = batch / median * 1e9,
+    step_ms = median / 1e6, forward_ms = spent[1] / steps / 1e6, backward_ms = spent[2] / steps / 1e6,
+    optimizer_ms = spent[3] / steps / 1e6 }, "\n") end
+end
+
+--- The time of steps, of which forward(i) makes the loss, and of their parts.
+local function steps(name, case_name, batch, optimizer, forward)
+  local at, spent = nil, { 0, 0, 0 }
+  local function lap(i, split)
+    if not split then return end
+    stream:synchronize()
+    local now = C.peri_time_ns()
+    if i > 0 then spent[i] = spent[i] + tonumber(now - at) end
+    at = now
+  end
+  local function once(i, split)
+    lap(0, split)
+    optimizer:zero_grad()
+    local loss = cast(forward, i)
+    lap(1, split)
+    loss:backward()
+    lap(2, split)
+    optimizer:step()
+    lap(3, split)
+  end
+  local _, median = time(once)
+  local count = scale > 1 and 2 or 20
+  for i = 1, count do peri.scope(once, i, true) end
+  report(name, case_name, batch, median, spent, count)
+end
+
 local function step()
   local TABLES, DIM, IDS = 26, 128, 3
   local batch, rows = scaled(8192), scaled(1e6)
   local tables, keys = {}, {}
   for t = 1, TABLES do
     keys[t] = "f" .. t
-    tables[t] = peri.EmbeddingBagConfig { name = "t" .. t, num_embeddings = rows, embedding_dim = DIM, feature_names = { keys[t] } }
+    tables[t] = peri.EmbeddingBagConfig { name = "t" .. t, num_embeddings = rows, embedding_dim = DIM, feature_names = { keys[t] },
+      data_type = options.tables }
   end
   local ebc = peri.EmbeddingBagCollection { tables = tables, device = device,
     fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.01 } }
@@ -199,33 +251,33 @@ local function step()
       values = random_ids(TABLES * batch * IDS, rows, k), lengths = lengths, stride = batch },
       Tensor.uniform({ batch }, 0, 2, k, 0, "f64", device):to("i64"):to "f32" }
   end
-  local at, spent = nil, { 0, 0, 0 }
-  local function lap(i, split)
-    if not split then return end
-    stream:synchronize()
-    local now = C.peri_time_ns()
-    if i > 0 then spent[i] = spent[i] + tonumber(now - at) end
-    at = now
-  end
-  local function once(i, split)
+  steps("DLRM of cross layers, B 8,192, " .. precision(), "step", batch, optimizer, function(i)
     local b = batches[i % 4 + 1]
-    lap(0, split)
-    optimizer:zero_grad()
-    local loss = nn.functional.binary_cross_entropy_with_logits(model:forward(b[1], b[2]):reshape(-1), b[3])
-    lap(1, split)
-    loss:backward()
-    lap(2, split)
-    optimizer:step()
-    lap(3, split)
-  end
-  local _, median = time(once)
-  local STEPS = small and 2 or 20
-  for i = 1, STEPS do peri.scope(once, i, true) end
-  print(("%-42s %11.0f samples/s, %.3f ms a step; one part after the other: forward %.3f, backward and tables %.3f, "
-    .. "optimizer %.3f ms"):format(
-    "DLRM of cross layers, B 8,192", batch / median * 1e9, median / 1e6, spent[1] / STEPS / 1e6, spent[2] / STEPS / 1e6,
-    spent[3] / STEPS / 1e6))
-  if out then out:write(json.encode { case = "step", device = device, samples_per_s = batch / median * 1e9, step_ms = median / 1e6,
-    forward_ms = spent[1] / STEPS / 1e6, backward_ms = spent[2] / STEPS / 1e6, optimizer_ms = spent[3] / STEPS / 1e6 }, "\n") end
+    return nn.functional.binary_cross_entropy_with_logits(model:forward(b[1], b[2]):reshape(-1), b[3])
+  end)
 end
 if only "step" then peri.scope(step) end
+
+--- The same model without its tables: what torch.compile makes of it is in docs/benchmarks.md.
+local function dense_step()
+  local COLUMNS, DIM, batch, small = 26 * 128, 128, scaled(8192), scale > 1
+  local bottom = nn.MLP { in_size = 13, layer_sizes = small and { 16, DIM } or { 512, 256, DIM }, device = device }
+  local cross = nn.LowRankCrossNet { in_features = COLUMNS + DIM, num_layers = 3, low_rank = small and 8 or 512, device = device }
+  local hidden = small and { 16 } or { 1024, 1024, 512, 256 }
+  local top = nn.MLP { in_size = COLUMNS + DIM, layer_sizes = hidden, device = device }
+  local last = nn.Linear { in_features = hidden[#hidden], out_features = 1, device = device }
+  local params = {}
+  for _, module in ipairs { bottom, cross, top, last } do
+    for _, p in ipairs(module:parameters()) do params[#params + 1] = p end
+  end
+  local optimizer = nn.optim.Adagrad { params = params, lr = 0.01 }
+  local x = Tensor.normal({ batch, 13 }, 0, 1, 1, 0, "f32", device)
+  local pooled = Tensor.normal({ batch, COLUMNS }, 0, 1, 2, 0, "f32", device):requires_grad(true)
+  local labels = Tensor.uniform({ batch }, 0, 2, 3, 0, "f64", device):to("i64"):to "f32"
+  steps("its dense part alone, " .. precision(), "dense step", batch, optimizer, function()
+    pooled:set_grad(nil)
+    local logits = last(top(cross(nn.functional.cat({ bottom(x), pooled }, 2))))
+    return nn.functional.binary_cross_entropy_with_logits(logits:reshape(-1), labels)
+  end)
+end
+if only "dense step" then peri.scope(dense_step) end

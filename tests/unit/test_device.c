@@ -381,7 +381,7 @@ static void products_match_the_definition(void **state)
                 assert_ok(peri_tensor_uniform(d, PERI_F64, 1, &na, -1, 1, 1, 0, &a));
                 assert_ok(peri_tensor_uniform(d, PERI_F64, 1, &nb, -1, 1, 2, 0, &b));
                 assert_ok(peri_tensor_full(d, PERI_F64, 1, &nc, 10, &c));
-                peri_op_gemm g = {.dtype = PERI_F64, .trans_a = ta, .trans_b = tb, .m = m, .n = n, .k = k, .batch = batch, .alpha = 2,
+                peri_op_gemm g = {.dtype = PERI_F64, .c_dtype = PERI_F64, .trans_a = ta, .trans_b = tb, .m = m, .n = n, .k = k, .batch = batch, .alpha = 2,
                                .beta = 0.5, .a = peri__data(a), .b = peri__data(b), .c = peri__data(c),
                                .lda = peri__max(ta ? m : k, 1), .ldb = peri__max(tb ? k : n, 1), .ldc = peri__max(n, 1),
                                .stride_a = m * k, .stride_b = k * n, .stride_c = m * n};

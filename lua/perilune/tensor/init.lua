@@ -2,5 +2,6 @@
 local Tensor = require "perilune.tensor.core"
 require "perilune.tensor.backward"
 require "perilune.tensor.ops"
+require "perilune.tensor.autocast"
 
 return Tensor

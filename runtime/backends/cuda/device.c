@@ -168,7 +168,7 @@ static peri_status prepare(gpu *g)
     TRY(g, cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &keep)); /* keep what is freed: a step asks for the same again */
     TRY(g, peri__stage_new(host, &g->stage));
     g->processors = processors;
-    g->blas = peri_cuda_blas_new();
+    TRY(g, peri_cuda_blas_new(&g->blas));
     return PERI_OK;
 }
 
@@ -378,9 +378,8 @@ static peri_status device_launch(void *device, void *stream, int32_t kernel, con
 
 static bool device_has(void *device, int32_t work, const void *args)
 {
-    (void)device;
     if (work < 0 || work >= PERI_WORK_COUNT) return false;
-    return work != PERI_OP_gemm || !args || peri_cuda_has_gemm(args);
+    return work != PERI_OP_gemm || !args || (use(device) == PERI_OK && peri_cuda_has_gemm(args));
 }
 
 /** CUB's sizes depend on the current device. A size that could not be asked for has left its error with the thread. */

@@ -10,6 +10,7 @@
 #include <perilune/device.h>
 #include <perilune/tensor.h>
 #include <perilune/ops.h>
+#include <perilune/precision.h>
 #include <perilune/optim.h>
 #include <perilune/jagged.h>
 #include <perilune/sparse.h>

@@ -84,7 +84,8 @@ static const char *const names[PERI_WORK_COUNT] = {
 static bool has(void *device, int32_t work, const void *args)
 {
     (void)device;
-    if (work == PERI_OP_gemm && args && ((const peri_op_gemm *)args)->dtype != PERI_F64) return false;
+    const peri_op_gemm *product = work == PERI_OP_gemm ? args : NULL;
+    if (product && (product->dtype != PERI_F64 || product->epilogue)) return false;
     const char *lacks = getenv("PERI_TEST_LACKS");
     return names[work] && (!lacks || strcmp(lacks, names[work]) != 0);
 }
