@@ -105,7 +105,7 @@ kind kind_of(const peri_op_gemm *g)
     key.align_a = alignment(g->a, key.stride_a, g->dtype);
     key.align_b = alignment(g->b, key.stride_b, g->dtype);
     key.align_c = alignment(g->c, key.stride_c, g->c_dtype);
-    key.align_bias = alignment(g->epilogue & PERI_GEMM_SUMS ? g->sums : g->bias, 0, g->c_dtype);
+    key.align_bias = alignment(g->bias, 0, g->c_dtype);
     return key;
 }
 
@@ -138,7 +138,6 @@ cublasLtEpilogue_t epilogue_of(int32_t flags)
     case PERI_GEMM_BIAS: return CUBLASLT_EPILOGUE_BIAS;
     case PERI_GEMM_RELU: return CUBLASLT_EPILOGUE_RELU;
     case PERI_GEMM_BIAS | PERI_GEMM_RELU: return CUBLASLT_EPILOGUE_RELU_BIAS;
-    case PERI_GEMM_SUMS: return CUBLASLT_EPILOGUE_BGRADB;
     default: return CUBLASLT_EPILOGUE_DEFAULT;
     }
 }
@@ -160,9 +159,8 @@ cublasStatus_t describe(const peri_op_gemm *g, described *d)
     BLAS_TRY(set(&d->product, CUBLASLT_MATMUL_DESC_TRANSB, &b, sizeof b));
     if (g->epilogue) {
         cublasLtEpilogue_t epilogue = epilogue_of(g->epilogue);
-        const void *bias = g->epilogue & PERI_GEMM_SUMS ? g->sums : g->bias;
         BLAS_TRY(set(&d->product, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
-        BLAS_TRY(set(&d->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias));
+        BLAS_TRY(set(&d->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &g->bias, sizeof g->bias));
     }
     BLAS_TRY(layout(&d->a, type, g->trans_b ? g->k : g->n, g->trans_b ? g->n : g->k, g->ldb, g->batch, g->stride_b));
     BLAS_TRY(layout(&d->b, type, g->trans_a ? g->m : g->k, g->trans_a ? g->k : g->m, g->lda, g->batch, g->stride_a));
@@ -177,7 +175,8 @@ cublasStatus_t limit(cublasLtMatmulPreference_t p, cublasLtMatmulPreferenceAttri
 
 cublasStatus_t limits(const kind *key, cublasLtMatmulPreference_t p)
 {
-    const uint32_t sums = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE; /* none, or parts in f32 added in a fixed order */
+    const bool wide = key->c_dtype == PERI_F32 || key->c_dtype == PERI_F64;
+    const uint32_t sums = wide ? CUBLASLT_REDUCTION_SCHEME_MASK : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE; /* not in 16 bits */
     BLAS_TRY(limit(p, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, WORKSPACE_MOST, 8));
     BLAS_TRY(limit(p, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, sums, 4));
     BLAS_TRY(limit(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, (uint64_t)key->align_b, 4));
@@ -292,7 +291,6 @@ bool peri_cuda_has_gemm(const peri_op_gemm *g)
     if (!narrow && g->dtype != PERI_F32 && g->dtype != PERI_F64) return false;
     if (g->c_dtype != g->dtype && !(narrow && g->c_dtype == PERI_F32)) return false;
     if (g->epilogue && (g->batch != 1 || g->alpha != 1 || g->beta != 0)) return false;
-    if (g->epilogue & PERI_GEMM_SUMS && g->epilogue != PERI_GEMM_SUMS) return false;
     if (g->m > most || g->n > most || g->k > most || g->lda > most || g->ldb > most || g->ldc > most || g->batch > most) return false;
     return empty(g) ? !g->epilogue : possible(g);
 }

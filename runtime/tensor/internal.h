@@ -317,6 +317,9 @@ peri_status peri__reduce(peri_tensor *t, uint32_t mask, double scale, peri_tenso
 peri_status peri__sum_to(peri_tensor *t, int32_t ndim, const int64_t *shape, peri_tensor **out);
 /** @t repeated to @shape: a view. */
 peri_status peri__expand(peri_tensor *t, int32_t ndim, const int64_t *shape, peri_tensor **out);
+/** c = op(a) op(b), or, @add, c += that; contiguous matrices. @ta, @tb exchange the dimensions of a and b, which are of one dtype; c is of it,
+ *  or, of 16-bit floats, of f32. Products of 16-bit floats are added in f32, on devices that have no such products, too. */
+peri_status peri__product(peri_tensor *c, peri_tensor *a, bool ta, peri_tensor *b, bool tb, bool add);
 /** "f32 [3, 4] and f32 [5]" for messages. */
 const char *peri__pair_text(const peri_tensor *a, const peri_tensor *b, char *buffer, size_t len);
 

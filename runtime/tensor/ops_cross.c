@@ -3,7 +3,6 @@
  * ops_cross.c: the layers of a cross network as one operation. A layer is two products (one, if its matrix is whole) and one pass over what
  * they made; backwards, three more products and one pass. The gradient of x0, to which every layer adds, stays in one array.
  */
-#include "../base/between.h"
 #include "internal.h"
 
 #include <perilune/ops.h>
@@ -55,27 +54,13 @@ static layers *layers_new(int32_t n, bool low_rank, bool biased)
     return NULL;
 }
 
-/** c = op(a) op(b), or c += that; all contiguous matrices. */
-static peri_status product(peri_tensor *c, const peri_tensor *a, bool ta, const peri_tensor *b, bool tb, bool add)
-{
-    const int64_t m = c->shape[0], n = c->shape[1], k = ta ? a->shape[0] : a->shape[1];
-    const peri_op_gemm g = {.dtype = c->dtype, .trans_a = ta, .trans_b = tb, .m = m, .n = n, .k = k, .batch = 1, .alpha = 1, .beta = add,
-                            .a = peri__data(a), .b = peri__data(b), .c = peri__data(c), .lda = peri__max(a->shape[1], 1),
-                            .ldb = peri__max(b->shape[1], 1), .ldc = peri__max(n, 1)};
-    if (m == 0 || n == 0) return PERI_OK;
-    if (k == 0) return add ? PERI_OK : peri__tensor_zero(c);
-    PERI_TRY(PERI_RUN(peri__device(c), gemm, &g));
-    peri__between(); /* most of a step's time goes by here */
-    return PERI_OK;
-}
-
-/** A new matrix of @like's device and dtype that is a product. */
-static peri_status product_new(const peri_tensor *like, int64_t rows, int64_t cols, const peri_tensor *a, bool ta, const peri_tensor *b, bool tb,
-                               peri_tensor **out)
+/** A new matrix of @like's device that is a product. */
+static peri_status product_new(const peri_tensor *like, int32_t dtype, int64_t rows, int64_t cols, peri_tensor *a, bool ta, peri_tensor *b,
+                               bool tb, peri_tensor **out)
 {
     peri_tensor *c;
-    PERI_TRY(peri__tensor_like(like, 2, (int64_t[]){rows, cols}, &c));
-    peri_status status = product(c, a, ta, b, tb, false);
+    PERI_TRY(peri_tensor_new(peri__device(like), dtype, 2, (int64_t[]){rows, cols}, &c));
+    peri_status status = peri__product(c, a, ta, b, tb, false);
     if (status < 0) peri_tensor_release(c);
     else *out = c;
     return status;
@@ -116,16 +101,16 @@ static peri_status products_back(peri__node *node, layers *s, int32_t l, peri_te
     peri_tensor *t = s->low_rank ? *kept(s, l, KEPT_T) : x, *dt = NULL, *dw = NULL, *dv = NULL;
     peri_status status;
     if (peri__needs(node, place_of(s, KEPT_W, l))) {
-        PERI_TRY(product_new(du, s->cols, t->shape[1], du, true, t, false, &dw));
+        PERI_TRY(product_new(du, s->given[place_of(s, KEPT_W, l)]->dtype, s->cols, t->shape[1], du, true, t, false, &dw));
         PERI_TRY(hand_on(s, grad_in, KEPT_W, l, dw));
     }
-    if (!s->low_rank) return product(dx, du, false, w, false, true);
-    PERI_TRY(product_new(du, s->rows, t->shape[1], du, false, w, false, &dt));
+    if (!s->low_rank) return peri__product(dx, du, false, w, false, true);
+    PERI_TRY(product_new(du, du->dtype, s->rows, t->shape[1], du, false, w, false, &dt));
     if (peri__needs(node, place_of(s, KEPT_V, l))) {
-        PERI_TRY_GOTO(product_new(du, t->shape[1], s->cols, dt, true, x, false, &dv), out);
+        PERI_TRY_GOTO(product_new(du, s->given[place_of(s, KEPT_V, l)]->dtype, t->shape[1], s->cols, dt, true, x, false, &dv), out);
         PERI_TRY_GOTO(hand_on(s, grad_in, KEPT_V, l, dv), out);
     }
-    status = product(dx, dt, false, v, false, true);
+    status = peri__product(dx, dt, false, v, false, true);
 out:
     peri_tensor_release(dt);
     return status;
@@ -255,10 +240,10 @@ static peri_status layer(layers *s, int32_t l, bool recorded, peri_tensor **out)
     peri_tensor *x = *kept(s, l, KEPT_X), *w = *kept(s, l, KEPT_W), *bias = *kept(s, l, KEPT_BIAS), *t = x, *u, *y;
     if (s->low_rank) {
         peri_tensor *v = *kept(s, l, KEPT_V);
-        PERI_TRY(product_new(x, s->rows, v->shape[0], x, false, v, true, kept(s, l, KEPT_T)));
+        PERI_TRY(product_new(x, x->dtype, s->rows, v->shape[0], x, false, v, true, kept(s, l, KEPT_T)));
         t = *kept(s, l, KEPT_T);
     }
-    PERI_TRY(product_new(x, s->rows, s->cols, t, false, w, true, kept(s, l, KEPT_U)));
+    PERI_TRY(product_new(x, x->dtype, s->rows, s->cols, t, false, w, true, kept(s, l, KEPT_U)));
     y = u = *kept(s, l, KEPT_U);
     if (recorded) PERI_TRY(peri__tensor_like(x, 2, x->shape, &y));
     else peri_tensor_retain(y);
@@ -299,8 +284,8 @@ static bool recording(peri_tensor *x0, peri_tensor *const *v, peri_tensor *const
     return peri__recording(&x0, 1) || (v && peri__recording(v, n)) || peri__recording(w, n) || (bias && peri__recording(bias, n));
 }
 
-peri_status peri_op_cross_net(peri_tensor *x0, peri_tensor *const *v, peri_tensor *const *w, peri_tensor *const *bias, int32_t n,
-                              peri_tensor **out)
+static peri_status cross_net(peri_tensor *x0, peri_tensor *const *v, peri_tensor *const *w, peri_tensor *const *bias, int32_t n,
+                             peri_tensor **out)
 {
     static const char *const function = "peri_op_cross_net";
     char text[128];
@@ -344,5 +329,18 @@ out:
     layers_free(s);
     if (status < 0) peri_tensor_release(y);
     else *out = y;
+    return status;
+}
+
+/** In an autocast region it is all of the region's dtype. */
+peri_status peri_op_cross_net(peri_tensor *x0, peri_tensor *const *v, peri_tensor *const *w, peri_tensor *const *bias, int32_t n,
+                              peri_tensor **out)
+{
+    const int32_t low = x0 ? peri__autocast(peri__device(x0)) : -1;
+    if (low < 0 || (x0->dtype != PERI_F32 && !peri__is_16(x0->dtype))) return cross_net(x0, v, w, bias, n, out);
+    peri_tensor *cast;
+    PERI_TRY(peri_tensor_to(x0, low, NULL, &cast));
+    peri_status status = cross_net(cast, v, w, bias, n, out);
+    peri_tensor_release(cast);
     return status;
 }

@@ -79,17 +79,18 @@ static bool has_gemm(const peri_device *device, const peri_op_gemm *g)
 }
 
 /** The product of 16-bit floats where the device has none of them: in f32. */
-static peri_status product_wide(peri_tensor *c, const matrices *a, bool ta, const matrices *b, bool tb);
+static peri_status product_wide(peri_tensor *c, const matrices *a, bool ta, const matrices *b, bool tb, bool add);
 
-/** c[batch] = op(a) op(b), c contiguous. */
-static peri_status product(peri_tensor *c, const matrices *a, bool ta, const matrices *b, bool tb)
+/** c[batch] = op(a) op(b), or, @add, c += that, c contiguous. */
+static peri_status product_of(peri_tensor *c, const matrices *a, bool ta, const matrices *b, bool tb, bool add)
 {
-    const peri_op_gemm g = gemm_of(c, a, ta, b, tb);
+    peri_op_gemm g = gemm_of(c, a, ta, b, tb);
+    g.beta = add;
     if (peri__numel(c) == 0) return PERI_OK;
-    if (g.k == 0) return peri__tensor_zero(c);
+    if (g.k == 0) return add ? PERI_OK : peri__tensor_zero(c);
     peri_device *device = peri__device(c);
     if (!has_gemm(device, &g)) {
-        if (peri__is_16(g.dtype)) return product_wide(c, a, ta, b, tb);
+        if (peri__is_16(g.dtype)) return product_wide(c, a, ta, b, tb, add);
         return peri__fail(PERI_EUNSUPPORTED, "device %s has no product of %s matrices of %lld x %lld and %lld x %lld", device->name,
                           peri_dtype_name(c->dtype), (long long)g.m, (long long)g.k, (long long)g.k, (long long)g.n);
     }
@@ -112,7 +113,7 @@ static peri_status widen(const matrices *m, matrices *wide)
     return PERI_OK;
 }
 
-static peri_status product_wide(peri_tensor *c, const matrices *a, bool ta, const matrices *b, bool tb)
+static peri_status product_wide(peri_tensor *c, const matrices *a, bool ta, const matrices *b, bool tb, bool add)
 {
     matrices x = {0}, y = {0};
     peri_tensor *z = NULL;
@@ -121,13 +122,27 @@ static peri_status product_wide(peri_tensor *c, const matrices *a, bool ta, cons
     PERI_TRY_GOTO(widen(b, &y), out);
     if (c->dtype == PERI_F32) peri_tensor_retain(z = c);
     else PERI_TRY_GOTO(peri_tensor_new(peri__device(c), PERI_F32, c->ndim, c->shape, &z), out);
-    PERI_TRY_GOTO(product(z, &x, ta, &y, tb), out);
+    if (z != c && add) PERI_TRY_GOTO(peri_tensor_copy(z, c), out);
+    PERI_TRY_GOTO(product_of(z, &x, ta, &y, tb, add), out);
     if (z != c) status = peri_tensor_copy(c, z);
 out:
     peri_tensor_release(x.tensor);
     peri_tensor_release(y.tensor);
     peri_tensor_release(z);
     return status;
+}
+
+static peri_status product(peri_tensor *c, const matrices *a, bool ta, const matrices *b, bool tb)
+{
+    return product_of(c, a, ta, b, tb, false);
+}
+
+peri_status peri__product(peri_tensor *c, peri_tensor *a, bool ta, peri_tensor *b, bool tb, bool add)
+{
+    matrices x = {.tensor = a}, y = {.tensor = b};
+    describe(a, &x);
+    describe(b, &y);
+    return product_of(c, &x, ta, &y, tb, add);
 }
 
 /* -- linear -------------------------------------------------------------------------------------------------------------------- */
@@ -155,8 +170,8 @@ static peri_status as_rows(peri_tensor *t, peri_tensor **out)
     return status;
 }
 
-/** dz = g * f'(y), and db, of @sums' dtype, = its column sums if wanted. @g is a matrix by rows; where f is the identity, *dz is g itself, and
- *  if @own says that g may be changed, it is made of g in place. */
+/** dz = g * f'(y), and db = its column sums if wanted (of f32 where g is of 16 bits). @g is a matrix by rows; where f is the identity, *dz
+ *  is g itself, and if @own says that g may be changed, it is made of g in place. */
 static peri_status linear_dz(peri_tensor *g, bool own, peri_tensor *y, int32_t act, bool want_bias, peri_tensor **dz, peri_tensor **db)
 {
     int64_t rows = g->shape[0], cols = g->shape[1], shape[2] = {peri__ceil_div(rows, PERI_SUM_ROWS), cols};
@@ -206,25 +221,6 @@ static peri_status recast(peri_tensor **t, int32_t dtype)
 /** What a node of linear keeps in `integer`. */
 enum { LINEAR_ACT = 0, LINEAR_NDIM = 1, LINEAR_SHAPE = 2, LINEAR_DTYPES = 2 + PERI_MAX_DIMS };
 
-/** The gradient of the weight, dz^T x, and of the bias if @dbias is not NULL: the device that can adds that up beside the product. If it
- *  cannot, *dbias stays NULL. */
-static peri_status linear_dweight(const matrices *dz, const matrices *x, int32_t dtype, peri_tensor **dweight, peri_tensor **dbias)
-{
-    peri_device *device = peri__device(dz->tensor);
-    peri_tensor *sums = NULL;
-    PERI_TRY(peri_tensor_new(device, dtype, 2, (int64_t[]){dz->cols, x->cols}, dweight));
-    peri_op_gemm g = gemm_of(*dweight, dz, true, x, false);
-    g.epilogue = PERI_GEMM_SUMS;
-    if (!dbias || !has_gemm(device, &g)) return product(*dweight, dz, true, x, false);
-    PERI_TRY(peri_tensor_new(device, dtype, 1, &dz->cols, &sums));
-    g.sums = peri__data(sums);
-    peri_status status = PERI_RUN(device, gemm, &g);
-    peri__between();
-    if (status < 0) peri_tensor_release(sums);
-    else *dbias = sums;
-    return status;
-}
-
 /** saved: x and weight as they were multiplied, y (if f has a derivative). Inputs: x, weight, bias. integer: LINEAR_*, the dtypes those of
  *  the inputs. */
 static peri_status linear_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
@@ -233,24 +229,18 @@ static peri_status linear_backward(peri__node *node, peri_tensor *const *grad_ou
     for (int i = 0; i < 3; i++) dtypes[i] = (int32_t)node->integer[LINEAR_DTYPES + i];
     peri_tensor *g = NULL, *dz = NULL, *x = NULL;
     matrices mz = {0}, mx = {0}, mw = {0};
-    const bool own = peri__exclusive(grad_out[0]), bias = peri__needs(node, 2);
-    const bool beside = bias && act == PERI_UNARY_IDENTITY && peri__needs(node, 1);
+    bool own = peri__exclusive(grad_out[0]);
     peri_status status;
     PERI_TRY_GOTO(as_rows(grad_out[0], &g), out);
-    if (beside) peri_tensor_retain(dz = g);
-    else PERI_TRY_GOTO(linear_dz(g, own, node->saved[2], act, bias, &dz, &grad_in[2]), out);
+    PERI_TRY_GOTO(linear_dz(g, own, node->saved[2], act, peri__needs(node, 2), &dz, &grad_in[2]), out);
+    PERI_TRY_GOTO(recast(&grad_in[2], dtypes[2]), out);
     PERI_TRY_GOTO(matrices_of(dz, &mz), out);
     if (peri__needs(node, 1)) {
         PERI_TRY_GOTO(as_rows(node->saved[0], &x), out);
         PERI_TRY_GOTO(matrices_of(x, &mx), out);
-        PERI_TRY_GOTO(linear_dweight(&mz, &mx, dtypes[1], &grad_in[1], beside ? &grad_in[2] : NULL), out);
+        PERI_TRY_GOTO(peri_tensor_new(peri__device(dz), dtypes[1], 2, (int64_t[]){mz.cols, mx.cols}, &grad_in[1]), out);
+        PERI_TRY_GOTO(product(grad_in[1], &mz, true, &mx, false), out);
     }
-    if (beside && !grad_in[2]) {
-        peri_tensor *same = NULL;
-        PERI_TRY_GOTO(linear_dz(g, own, NULL, act, true, &same, &grad_in[2]), out);
-        peri_tensor_release(same);
-    }
-    PERI_TRY_GOTO(recast(&grad_in[2], dtypes[2]), out);
     if (peri__needs(node, 0)) {
         PERI_TRY_GOTO(matrices_of(node->saved[1], &mw), out);
         PERI_TRY_GOTO(peri_tensor_new(peri__device(dz), dtypes[0], ndim, node->integer + LINEAR_SHAPE, &grad_in[0]), out);

@@ -25,8 +25,13 @@ function Model:init(device, options)
   self.dense = nn.Linear { in_features = 3, out_features = 4, device = device }
   self.final = nn.Linear { in_features = 16, out_features = 1, device = device }
   self.loss = nn.BCEWithLogitsLoss { reduction = "global_mean" }
+  self._cast = options.autocast and { device = device, dtype = options.autocast }
 end
 function Model:forward(batch)
+  if self._cast then return peri.autocast(self._cast, self.compute, self, batch) end
+  return self:compute(batch)
+end
+function Model:compute(batch)
   local pooled = self.bags(batch.sparse_features):values()
   local rows = self.rows and self.rows(batch.sparse_features)
   local dense = self.dense(batch.dense_features)
@@ -39,8 +44,9 @@ function Model:forward(batch)
   return loss, logits:detach()
 end
 
---- The model over a world: options: bags_only, two_d (a DMPCollection of sharding groups of this size), sync_interval, dense (table b is
---- trained by the dense optimizer), no_replica, files (all tables but the replica are in files, this share of their rows in memory).
+--- The model over a world: options: bags_only, two_d (a DMPCollection of sharding groups of this size), sync_interval, autocast (the
+--- dtype of a region that its forward runs in), dense (table b is trained by the dense optimizer), no_replica, files (all tables but the
+--- replica are in files, this share of their rows in memory).
 function M.model(world, device, options)
   options = options or {}
   nn.manual_seed(7)

@@ -32,22 +32,19 @@ static cudaError_t product(const peri_op_gemm *op, const peri_cuda_call *c)
         for (int64_t at = 0; at < g.batch * g.m * g.n; at++) {
             int64_t b = at / (g.m * g.n), i = at / g.n % g.m, j = at % g.n;
             double sum = 0;
-            float narrow = 0, sums = 0;
+            float narrow = 0;
             for (int64_t k = 0; k < g.k; k++) {
                 double x = gemm_number(g.a, b * g.stride_a + (g.trans_a ? k * g.lda + i : i * g.lda + k), g.dtype, tf32);
                 double y = gemm_number(g.b, b * g.stride_b + (g.trans_b ? j * g.ldb + k : k * g.ldb + j), g.dtype, tf32);
                 sum += x * y;
                 narrow += (float)x * (float)y;
             }
-            for (int64_t k = 0; g.epilogue & PERI_GEMM_SUMS && j == 0 && k < g.k; k++)
-                sums += (float)gemm_number(g.a, g.trans_a ? k * g.lda + i : i * g.lda + k, g.dtype);
             int64_t to = b * g.stride_c + i * g.ldc + j;
-            peri_value v = {false, 0, g.alpha * (g.dtype == PERI_F64 ? sum : narrow), 0}, s = {false, 0, sums, 0};
+            peri_value v = {false, 0, g.alpha * (g.dtype == PERI_F64 ? sum : narrow), 0};
             if (g.beta != 0) v.re += g.beta * gemm_number(g.c, to, g.c_dtype); /* else what is there may be no number */
             if (g.epilogue & PERI_GEMM_BIAS) v.re += gemm_number(g.bias, j, g.c_dtype);
             if (g.epilogue & PERI_GEMM_RELU && v.re < 0) v.re = 0;
             peri_store(g.c, to, g.c_dtype, v);
-            if (g.epilogue & PERI_GEMM_SUMS && j == 0) peri_store(g.sums, i, g.c_dtype, s);
         }
     });
 }
