@@ -24,8 +24,7 @@
  *  their own. */
 enum {
     PERI_GEMM_BIAS = 1, /* add bias[j] to each C[i][j] */
-    PERI_GEMM_RELU = 2, /* after that, what is below 0 becomes 0 */
-    PERI_GEMM_SUMS = 4  /* beside C: sums[i] = sum over k of op(A)[i][k]. Of a weight's gradient this is the gradient of the bias. */
+    PERI_GEMM_RELU = 2  /* after that, what is below 0 becomes 0 */
 };
 
 /** Operation: C = alpha * op(A) * op(B) + beta * C, row-major, `batch` times with element strides between the matrices. op(A) is m x k,
@@ -33,14 +32,14 @@ enum {
  *  are added is the device's affair; they are added in f32 (f64: in f64), and the sum is rounded once. */
 typedef struct peri_op_gemm {
     int32_t dtype;          /* of A and B: PERI_F32 or PERI_F64; PERI_F16 and PERI_BF16 where the device can */
-    int32_t c_dtype;        /* of C, bias and sums: `dtype`, or PERI_F32 */
+    int32_t c_dtype;        /* of C and bias: `dtype`, or PERI_F32 */
     int32_t epilogue;       /* PERI_GEMM_*; with any, batch is 1, alpha 1 and beta 0 */
     bool trans_a, trans_b;  /* A is stored k x m; B is stored n x k */
     bool tf32;              /* factors of PERI_F32 may be rounded to TF32 (10 bits of mantissa) */
     int64_t m, n, k, batch; /* batch >= 1 */
     double alpha, beta;
     const void *a, *b, *bias;
-    void *c, *sums;
+    void *c;
     int64_t lda, ldb, ldc;
     int64_t stride_a, stride_b, stride_c; /* elements; 0 repeats the same matrix (a and b only) */
 } peri_op_gemm;

@@ -7,13 +7,15 @@
 
 #include <perilune/ops.h>
 
-/** What the backward pass needs of each layer: its input x, t = V x, u = W t (no t without V: u = W x), and V, W and the bias as they were
- *  used. */
-enum { KEPT_X, KEPT_T, KEPT_U, KEPT_V, KEPT_W, KEPT_BIAS, KEPT };
+/** What the backward pass needs of each layer: its input x, and x as it was multiplied; t = V x, u = W t (no t without V: u = W x); V, W and
+ *  the bias as they were used. Products are of one dtype: x0's, or in an autocast region, where x0 is f32, the region's. Then u, x and
+ *  their gradients stay f32, as PyTorch has it. */
+enum { KEPT_X, KEPT_FACTOR, KEPT_T, KEPT_U, KEPT_V, KEPT_W, KEPT_BIAS, KEPT };
 
 typedef struct layers {
     int32_t n;
     bool low_rank, biased;
+    int32_t dtype; /* of the products' factors */
     int64_t rows, cols;
     uint64_t *version;   /* [inputs of the node] of their storages, when they were used */
     peri_tensor **given; /* [inputs of the node] retained */
@@ -97,21 +99,26 @@ static peri_status hand_on(const layers *s, peri_tensor **grad_in, int32_t kind,
 /** The products of layer @l backwards: gradients of its matrices, and *dx += what comes through them. */
 static peri_status products_back(peri__node *node, layers *s, int32_t l, peri_tensor *dx, peri_tensor **grad_in)
 {
-    peri_tensor *du = *kept(s, l, KEPT_U), *w = *kept(s, l, KEPT_W), *v = *kept(s, l, KEPT_V), *x = *kept(s, l, KEPT_X);
-    peri_tensor *t = s->low_rank ? *kept(s, l, KEPT_T) : x, *dt = NULL, *dw = NULL, *dv = NULL;
+    peri_tensor *w = *kept(s, l, KEPT_W), *v = *kept(s, l, KEPT_V), *x = *kept(s, l, KEPT_FACTOR);
+    peri_tensor *t = s->low_rank ? *kept(s, l, KEPT_T) : x, *du = NULL, *dt = NULL, *dw = NULL, *dv = NULL;
     peri_status status;
+    PERI_TRY(peri__cast(*kept(s, l, KEPT_U), s->dtype, &du));
     if (peri__needs(node, place_of(s, KEPT_W, l))) {
-        PERI_TRY(product_new(du, s->given[place_of(s, KEPT_W, l)]->dtype, s->cols, t->shape[1], du, true, t, false, &dw));
-        PERI_TRY(hand_on(s, grad_in, KEPT_W, l, dw));
+        PERI_TRY_GOTO(product_new(du, s->given[place_of(s, KEPT_W, l)]->dtype, s->cols, t->shape[1], du, true, t, false, &dw), out);
+        PERI_TRY_GOTO(hand_on(s, grad_in, KEPT_W, l, dw), out);
     }
-    if (!s->low_rank) return peri__product(dx, du, false, w, false, true);
-    PERI_TRY(product_new(du, du->dtype, s->rows, t->shape[1], du, false, w, false, &dt));
+    if (!s->low_rank) {
+        status = peri__product(dx, du, false, w, false, true);
+        goto out;
+    }
+    PERI_TRY_GOTO(product_new(du, s->dtype, s->rows, t->shape[1], du, false, w, false, &dt), out);
     if (peri__needs(node, place_of(s, KEPT_V, l))) {
         PERI_TRY_GOTO(product_new(du, s->given[place_of(s, KEPT_V, l)]->dtype, t->shape[1], s->cols, dt, true, x, false, &dv), out);
         PERI_TRY_GOTO(hand_on(s, grad_in, KEPT_V, l, dv), out);
     }
     status = peri__product(dx, dt, false, v, false, true);
 out:
+    peri_tensor_release(du);
     peri_tensor_release(dt);
     return status;
 }
@@ -228,8 +235,8 @@ static peri_status check(const layers *s, const peri_tensor *x0, peri_tensor *co
 static peri_status prepare(layers *s, int32_t l, const peri_tensor *x0, peri_tensor *const *v, peri_tensor *const *w, peri_tensor *const *bias)
 {
     const int32_t wide = x0->dtype == PERI_F64 ? PERI_F64 : PERI_F32;
-    PERI_TRY(as(w[l], x0->dtype, 2, w[l]->shape, kept(s, l, KEPT_W)));
-    if (v) PERI_TRY(as(v[l], x0->dtype, 2, v[l]->shape, kept(s, l, KEPT_V)));
+    PERI_TRY(as(w[l], s->dtype, 2, w[l]->shape, kept(s, l, KEPT_W)));
+    if (v) PERI_TRY(as(v[l], s->dtype, 2, v[l]->shape, kept(s, l, KEPT_V)));
     if (bias) PERI_TRY(as(bias[l], wide, 1, &s->cols, kept(s, l, KEPT_BIAS)));
     return PERI_OK;
 }
@@ -237,10 +244,12 @@ static peri_status prepare(layers *s, int32_t l, const peri_tensor *x0, peri_ten
 /** The output of layer @l, as a new matrix. @recorded: keep t and u; else the output takes u's memory. */
 static peri_status layer(layers *s, int32_t l, bool recorded, peri_tensor **out)
 {
-    peri_tensor *x = *kept(s, l, KEPT_X), *w = *kept(s, l, KEPT_W), *bias = *kept(s, l, KEPT_BIAS), *t = x, *u, *y;
+    peri_tensor *x = *kept(s, l, KEPT_X), *w = *kept(s, l, KEPT_W), *bias = *kept(s, l, KEPT_BIAS), *t, *u, *y;
+    PERI_TRY(peri__cast(x, s->dtype, kept(s, l, KEPT_FACTOR)));
+    t = *kept(s, l, KEPT_FACTOR);
     if (s->low_rank) {
         peri_tensor *v = *kept(s, l, KEPT_V);
-        PERI_TRY(product_new(x, x->dtype, s->rows, v->shape[0], x, false, v, true, kept(s, l, KEPT_T)));
+        PERI_TRY(product_new(x, s->dtype, s->rows, v->shape[0], t, false, v, true, kept(s, l, KEPT_T)));
         t = *kept(s, l, KEPT_T);
     }
     PERI_TRY(product_new(x, x->dtype, s->rows, s->cols, t, false, w, true, kept(s, l, KEPT_U)));
@@ -250,7 +259,7 @@ static peri_status layer(layers *s, int32_t l, bool recorded, peri_tensor **out)
     peri_k_cross_args args = {.y = peri__data(y), .x0 = peri__data(*kept(s, 0, KEPT_X)), .u = peri__data(u),
                               .bias = bias ? peri__data(bias) : NULL, .x = peri__data(x), .dtype = x->dtype, .cols = s->cols};
     peri_status status = PERI_LAUNCH(peri__device(x), cross, &args, s->rows, peri__ceil_div(PERI_ELEMENT_GRAIN, peri__max(s->cols, 1)));
-    for (int32_t i = KEPT_T; i <= KEPT_U && !recorded; i++) {
+    for (int32_t i = KEPT_FACTOR; i <= KEPT_U && !recorded; i++) {
         peri_tensor_release(*kept(s, l, i));
         *kept(s, l, i) = NULL;
     }
@@ -284,8 +293,8 @@ static bool recording(peri_tensor *x0, peri_tensor *const *v, peri_tensor *const
     return peri__recording(&x0, 1) || (v && peri__recording(v, n)) || peri__recording(w, n) || (bias && peri__recording(bias, n));
 }
 
-static peri_status cross_net(peri_tensor *x0, peri_tensor *const *v, peri_tensor *const *w, peri_tensor *const *bias, int32_t n,
-                             peri_tensor **out)
+peri_status peri_op_cross_net(peri_tensor *x0, peri_tensor *const *v, peri_tensor *const *w, peri_tensor *const *bias, int32_t n,
+                              peri_tensor **out)
 {
     static const char *const function = "peri_op_cross_net";
     char text[128];
@@ -301,6 +310,8 @@ static peri_status cross_net(peri_tensor *x0, peri_tensor *const *v, peri_tensor
     if (bias) PERI_TRY(peri__check_list(function, "the biases", bias, n));
     layers *s = layers_new(n, v != NULL, bias != NULL);
     if (!s) return PERI_ENOMEM;
+    const int32_t low = x0->dtype == PERI_F32 ? peri__autocast(peri__device(x0)) : -1;
+    s->dtype = low >= 0 ? low : x0->dtype;
     s->cols = x0->shape[x0->ndim - 1];
     s->rows = 1;
     for (int32_t d = 0; d < x0->ndim - 1; d++) s->rows *= x0->shape[d];
@@ -329,18 +340,5 @@ out:
     layers_free(s);
     if (status < 0) peri_tensor_release(y);
     else *out = y;
-    return status;
-}
-
-/** In an autocast region it is all of the region's dtype. */
-peri_status peri_op_cross_net(peri_tensor *x0, peri_tensor *const *v, peri_tensor *const *w, peri_tensor *const *bias, int32_t n,
-                              peri_tensor **out)
-{
-    const int32_t low = x0 ? peri__autocast(peri__device(x0)) : -1;
-    if (low < 0 || (x0->dtype != PERI_F32 && !peri__is_16(x0->dtype))) return cross_net(x0, v, w, bias, n, out);
-    peri_tensor *cast;
-    PERI_TRY(peri_tensor_to(x0, low, NULL, &cast));
-    peri_status status = cross_net(cast, v, w, bias, n, out);
-    peri_tensor_release(cast);
     return status;
 }

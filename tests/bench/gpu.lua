@@ -21,6 +21,7 @@ parser:option("--only", "Cases whose name has this in it.", "")
 parser:option("--precision", "Of products of f32 in the steps: highest, or high (TF32).", "highest")
 parser:option("--autocast", "The dtype of products in the steps: bf16 or f16.")
 parser:option("--tables", "The data type of the step's tables: FP32 or FP16.", "FP32")
+parser:option("--output", "The data type of what the step's lookups give: FP32, BF16 or FP16.", "FP32")
 local options = parser:parse(arg)
 peri.init()
 peri.set_float32_matmul_precision(options.precision)
@@ -179,7 +180,8 @@ end
 --- 1024-1024-512-256-1, 8,192 samples. Tables of 1e6 rows at most here, and bags of 3 ids; the dense part under Adagrad.
 local function precision()
   local words = options.precision == "high" and "TF32" or "f32"
-  return (options.autocast or words) .. (options.tables == "FP16" and ", f16 tables" or "")
+  return (options.autocast or words) .. (options.tables ~= "FP32" and (", %s tables"):format(options.tables) or "")
+    .. (options.output ~= "FP32" and (", %s rows"):format(options.output) or "")
 end
 
 --- f(...), in the region of autocast that the options ask for.
@@ -234,7 +236,7 @@ local function step()
       data_type = options.tables }
   end
   local ebc = peri.EmbeddingBagCollection { tables = tables, device = device,
-    fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.01 } }
+    fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.01, output_dtype = options.output } }
   local small = scale > 1
   local model = nn.DLRM_DCN { embedding_bag_collection = ebc, dense_in_features = 13, dense_device = device,
     dense_arch_layer_sizes = small and { 16, DIM } or { 512, 256, DIM },

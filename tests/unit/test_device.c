@@ -7,7 +7,11 @@
 
 #include "runtime/tensor/internal.h"
 
+<<<<<<< HEAD
 #include <pthread.h>
+=======
+#include <math.h>
+>>>>>>> 7388da4 (blas: wip cross nets hand on f32; golden)
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/wait.h>
@@ -381,8 +385,8 @@ static void products_match_the_definition(void **state)
                 assert_ok(peri_tensor_uniform(d, PERI_F64, 1, &na, -1, 1, 1, 0, &a));
                 assert_ok(peri_tensor_uniform(d, PERI_F64, 1, &nb, -1, 1, 2, 0, &b));
                 assert_ok(peri_tensor_full(d, PERI_F64, 1, &nc, 10, &c));
-                peri_op_gemm g = {.dtype = PERI_F64, .c_dtype = PERI_F64, .trans_a = ta, .trans_b = tb, .m = m, .n = n, .k = k, .batch = batch, .alpha = 2,
-                               .beta = 0.5, .a = peri__data(a), .b = peri__data(b), .c = peri__data(c),
+                peri_op_gemm g = {.dtype = PERI_F64, .c_dtype = PERI_F64, .trans_a = ta, .trans_b = tb, .m = m, .n = n, .k = k,
+                               .batch = batch, .alpha = 2, .beta = 0.5, .a = peri__data(a), .b = peri__data(b), .c = peri__data(c),
                                .lda = peri__max(ta ? m : k, 1), .ldb = peri__max(tb ? k : n, 1), .ldc = peri__max(n, 1),
                                .stride_a = m * k, .stride_b = k * n, .stride_c = m * n};
                 assert_ok(PERI_RUN(d, gemm, &g));
@@ -402,6 +406,52 @@ static void products_match_the_definition(void **state)
                 peri_tensor_release(b);
                 peri_tensor_release(c);
             }
+}
+
+/** What a device's product may do to its result: a bias, and no number below 0; and factors of 16 bits. */
+static void product_with(peri_device *d, int32_t more, int32_t dtype)
+{
+    enum { M = 5, N_ = 3, K = 7 };
+    const int64_t sizes[] = {M * K, K * N_, N_, M * N_};
+    peri_tensor *wide[3], *a, *b, *c;
+    float x[M * K], y[K * N_], w[N_], z[M * N_];
+    for (int t = 0; t < 3; t++) assert_ok(peri_tensor_uniform(d, PERI_F32, 1, &sizes[t], -1, 1, 1, (uint64_t)t, &wide[t]));
+    assert_ok(peri_tensor_to(wide[0], dtype, NULL, &a));
+    assert_ok(peri_tensor_to(wide[1], dtype, NULL, &b));
+    assert_ok(peri_tensor_full(d, PERI_F32, 1, &sizes[3], NAN, &c)); /* not read */
+    peri_op_gemm g = {.dtype = dtype, .c_dtype = PERI_F32, .epilogue = more, .m = M, .n = N_, .k = K, .batch = 1, .alpha = 1,
+                      .a = peri__data(a), .b = peri__data(b), .bias = peri__data(wide[2]), .c = peri__data(c), .lda = K, .ldb = N_,
+                      .ldc = N_, .stride_c = M * N_};
+    const bool has = d->vtab->has(d->ctx, PERI_OP_gemm, &g);
+    assert_true(has || more || dtype != PERI_F32); /* plain products of f32 every device has */
+    if (has) {
+        assert_ok(PERI_RUN(d, gemm, &g));
+        assert_ok(peri_tensor_copy(wide[0], a)); /* as they were multiplied */
+        assert_ok(peri_tensor_copy(wide[1], b));
+        assert_ok(peri_tensor_read(wide[0], x, sizeof x));
+        assert_ok(peri_tensor_read(wide[1], y, sizeof y));
+        assert_ok(peri_tensor_read(wide[2], w, sizeof w));
+        assert_ok(peri_tensor_read(c, z, sizeof z));
+    }
+    for (int at = 0; at < M * N_ && has; at++) {
+        double want = more & PERI_GEMM_BIAS ? w[at % N_] : 0;
+        for (int j = 0; j < K; j++) want += (double)x[at / N_ * K + j] * y[j * N_ + at % N_];
+        if (more & PERI_GEMM_RELU && want < 0) want = 0;
+        assert_true(fabs(z[at] - want) < 1e-5);
+    }
+    peri_tensor *all[] = {a, b, c, wide[0], wide[1], wide[2]};
+    for (size_t t = 0; t < sizeof all / sizeof *all; t++) peri_tensor_release(all[t]);
+}
+
+static void products_with_more_match_the_definition(void **state)
+{
+    (void)state;
+    for (int i = 0; i < DEVICES; i++)
+        for (int32_t more = 0; more < 4; more++) {
+            product_with(device_of(names[i]), more, PERI_F32);
+            product_with(device_of(names[i]), more, PERI_BF16);
+            product_with(device_of(names[i]), more, PERI_F16);
+        }
 }
 
 static void products_of_other_dtypes_are_refused(void **state)
@@ -505,6 +555,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(freed_memory_on_opaque_loses_its_contents),
     cmocka_unit_test(padding_of_arguments_does_not_matter),
     cmocka_unit_test(products_match_the_definition),
+    cmocka_unit_test(products_with_more_match_the_definition),
     cmocka_unit_test(products_of_other_dtypes_are_refused),
     cmocka_unit_test(nothing_is_left_when_memory_runs_out),
 #if !defined(__SANITIZE_ADDRESS__)

@@ -181,7 +181,7 @@ function DLRMTrain:logits(batch)
 end
 function DLRMTrain:forward(batch)
   local logits = self:logits(batch)
-  local labels = signature.value("DLRMTrain", "the batch's labels", batch.labels, "tensor"):to(logits:dtype())
+  local labels = signature.value("DLRMTrain", "the batch's labels", batch.labels, "tensor"):to(logits:dtype() == "f64" and "f64" or "f32")
   return self.loss:forward(logits, labels), logits:detach(), labels
 end
 
