@@ -20,20 +20,13 @@
     X(cross_entropy, peri_k_cross_entropy_args) X(cross_entropy_grad, peri_k_cross_entropy_grad_args)
 #define PERI_OPS_DENSE(X) X(gemm, peri_op_gemm)
 
-/** What a product does to C before it is stored: flags. A device that has not the product with them (`has` says so) leaves them to kernels of
- *  their own. */
-enum {
-    PERI_GEMM_BIAS = 1, /* add bias[j] to each C[i][j] */
-    PERI_GEMM_RELU = 2  /* after that, what is below 0 becomes 0 */
-};
-
 /** Operation: C = alpha * op(A) * op(B) + beta * C, row-major, `batch` times with element strides between the matrices. op(A) is m x k,
  *  op(B) is k x n, C is m x n; lda, ldb, ldc are elements from one stored row to the next. beta = 0 never reads C. In what order products
  *  are added is the device's affair; they are added in f32 (f64: in f64), and the sum is rounded once. */
 typedef struct peri_op_gemm {
     int32_t dtype;          /* of A and B: PERI_F32 or PERI_F64; PERI_F16 and PERI_BF16 where the device can */
     int32_t c_dtype;        /* of C and bias: `dtype`, or PERI_F32 */
-    int32_t epilogue;       /* PERI_GEMM_*; with any, batch is 1, alpha 1 and beta 0 */
+    bool biased;            /* bias[j] is added to each C[i][j] before it is rounded; batch 1, alpha 1, beta 0. Where the device can */
     bool trans_a, trans_b;  /* A is stored k x m; B is stored n x k */
     bool tf32;              /* factors of PERI_F32 may be rounded to TF32 (10 bits of mantissa) */
     int64_t m, n, k, batch; /* batch >= 1 */

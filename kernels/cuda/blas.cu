@@ -27,8 +27,8 @@ const size_t WORKSPACE_MOST = 32u << 20; /* what NVIDIA advises for compute capa
 
 /** What an algorithm is chosen by. Compared byte by byte: it is cleared before it is filled. */
 struct kind {
-    int32_t dtype, c_dtype, epilogue;
-    int32_t flags; /* trans_a, trans_b, tf32, whether beta is 0 */
+    int32_t dtype, c_dtype;
+    int64_t flags; /* trans_a, trans_b, tf32, biased, whether beta is 0 */
     int64_t m, n, k, batch, lda, ldb, ldc, stride_a, stride_b, stride_c;
     int32_t align_a, align_b, align_c, align_bias; /* bytes, powers of two */
     bool operator==(const kind &other) const { return !memcmp(this, &other, sizeof *this); }
@@ -97,15 +97,15 @@ kind kind_of(const peri_op_gemm *g)
 {
     kind key;
     memset(&key, 0, sizeof key);
-    key.dtype = g->dtype, key.c_dtype = g->c_dtype, key.epilogue = g->epilogue;
-    key.flags = g->trans_a | g->trans_b << 1 | (g->tf32 && g->dtype == PERI_F32) << 2 | (g->beta == 0) << 3;
+    key.dtype = g->dtype, key.c_dtype = g->c_dtype;
+    key.flags = g->trans_a | g->trans_b << 1 | (g->tf32 && g->dtype == PERI_F32) << 2 | g->biased << 3 | (g->beta == 0) << 4;
     key.m = g->m, key.n = g->n, key.k = g->k, key.batch = g->batch;
     key.lda = g->lda, key.ldb = g->ldb, key.ldc = g->ldc;
     if (g->batch > 1) key.stride_a = g->stride_a, key.stride_b = g->stride_b, key.stride_c = g->stride_c;
     key.align_a = alignment(g->a, key.stride_a, g->dtype);
     key.align_b = alignment(g->b, key.stride_b, g->dtype);
     key.align_c = alignment(g->c, key.stride_c, g->c_dtype);
-    key.align_bias = alignment(g->bias, 0, g->c_dtype);
+    key.align_bias = g->biased ? alignment(g->bias, 0, g->c_dtype) : 0;
     return key;
 }
 
@@ -132,16 +132,6 @@ cublasStatus_t layout(cublasLtMatrixLayoutOpaque_t *l, cudaDataType_t type, int6
     return cublasLtMatrixLayoutSetAttribute(l, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof stride);
 }
 
-cublasLtEpilogue_t epilogue_of(int32_t flags)
-{
-    switch (flags) {
-    case PERI_GEMM_BIAS: return CUBLASLT_EPILOGUE_BIAS;
-    case PERI_GEMM_RELU: return CUBLASLT_EPILOGUE_RELU;
-    case PERI_GEMM_BIAS | PERI_GEMM_RELU: return CUBLASLT_EPILOGUE_RELU_BIAS;
-    default: return CUBLASLT_EPILOGUE_DEFAULT;
-    }
-}
-
 #define BLAS_TRY(call) \
     do { \
         cublasStatus_t status_ = (call); \
@@ -157,8 +147,8 @@ cublasStatus_t describe(const peri_op_gemm *g, described *d)
     BLAS_TRY(cublasLtMatmulDescInit(&d->product, compute, wide ? CUDA_R_64F : CUDA_R_32F));
     BLAS_TRY(set(&d->product, CUBLASLT_MATMUL_DESC_TRANSA, &a, sizeof a));
     BLAS_TRY(set(&d->product, CUBLASLT_MATMUL_DESC_TRANSB, &b, sizeof b));
-    if (g->epilogue) {
-        cublasLtEpilogue_t epilogue = epilogue_of(g->epilogue);
+    if (g->biased) {
+        const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
         BLAS_TRY(set(&d->product, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
         BLAS_TRY(set(&d->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &g->bias, sizeof g->bias));
     }
@@ -290,9 +280,9 @@ bool peri_cuda_has_gemm(const peri_op_gemm *g)
     const bool narrow = g->dtype == PERI_F16 || g->dtype == PERI_BF16;
     if (!narrow && g->dtype != PERI_F32 && g->dtype != PERI_F64) return false;
     if (g->c_dtype != g->dtype && !(narrow && g->c_dtype == PERI_F32)) return false;
-    if (g->epilogue && (g->batch != 1 || g->alpha != 1 || g->beta != 0)) return false;
+    if (g->biased && (g->batch != 1 || g->alpha != 1 || g->beta != 0)) return false;
     if (g->m > most || g->n > most || g->k > most || g->lda > most || g->ldb > most || g->ldc > most || g->batch > most) return false;
-    return empty(g) ? !g->epilogue : possible(g);
+    return empty(g) ? !g->biased : possible(g);
 }
 
 PERI_CUDA_SCRATCH(gemm) { return empty(a) ? 0 : workspace(a); }

@@ -97,7 +97,7 @@ static void gemm_range(void *ctx, int64_t begin, int64_t end)
 bool peri__cpu_has_gemm(const peri_op_gemm *g)
 {
     int64_t most = INT32_MAX; /* OpenBLAS counts in 32 bits */
-    return (g->dtype == PERI_F32 || g->dtype == PERI_F64) && g->c_dtype == g->dtype && !g->epilogue && g->m <= most && g->n <= most &&
+    return (g->dtype == PERI_F32 || g->dtype == PERI_F64) && g->c_dtype == g->dtype && !g->biased && g->m <= most && g->n <= most &&
         g->k <= most && g->lda <= most && g->ldb <= most && g->ldc <= most;
 }
 

@@ -2,8 +2,8 @@
  *
  * autocast.c: the dtypes that operations compute in: regions of autocast, and 16-bit floats outside of them.
  *
- * Kernels of dense operations, beside products and what linear layers add to them, take f32 and f64. An operation on 16-bit floats casts
- * its inputs to f32, computes, and casts its result back: one rounding, as on processors and GPUs whose arithmetic is that of f32.
+ * Kernels of elementwise operations and of linear layers take 16-bit floats; they compute in f32 and round once. Those of other dense
+ * operations take f32 and f64: an operation on 16-bit floats casts its inputs to f32, computes, and casts its result back.
  */
 #include "internal.h"
 
@@ -220,12 +220,13 @@ peri_status peri__widen(peri__operands *o, peri__dtype_rule rule, peri_tensor *c
         narrow = narrow || peri__is_16(in[i]->dtype);
         one = one && in[i]->dtype == first->dtype;
     }
+    const bool own = rule == PERI__IN_OWN && one;
     peri_status status = PERI_OK;
     for (int32_t i = 0; i < n && status >= 0; i++) {
-        if (in[i] && peri__is_16(in[i]->dtype)) status = peri_tensor_to(in[i], PERI_F32, NULL, &o->in[i]);
+        if (in[i] && peri__is_16(in[i]->dtype) && !own) status = peri_tensor_to(in[i], PERI_F32, NULL, &o->in[i]);
         else if (in[i]) peri_tensor_retain(o->in[i] = in[i]);
     }
-    if (narrow && one && !(rule == PERI__IN_F32 && peri__autocast(peri__device(first)) >= 0)) o->back = first->dtype;
+    if (narrow && one && !own && !(rule == PERI__IN_F32 && peri__autocast(peri__device(first)) >= 0)) o->back = first->dtype;
     if (status < 0) peri__narrow(o, status, NULL);
     return status;
 }

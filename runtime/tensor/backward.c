@@ -211,22 +211,6 @@ static peri_status sort_nodes(peri_backward *pass)
 
 /* -- running ---------------------------------------------------------------------------------------------------------------------- */
 
-/** into += @grad, both contiguous: in f32, rounded once. */
-static peri_status add_16(peri_tensor *into, peri_tensor *grad)
-{
-    peri_tensor *a, *b = NULL;
-    PERI_TRY(peri__cast(into, PERI_F32, &a));
-    peri_status status = peri__cast(grad, PERI_F32, &b);
-    if (status >= 0) {
-        peri_k_axpy_args args = {.y = peri__data(a), .x = peri__data(b), .dtype = PERI_F32, .alpha = 1};
-        status = PERI_LAUNCH(peri__device(into), axpy, &args, peri__numel(into), 1 << 15);
-    }
-    if (status >= 0) status = peri_tensor_copy(into, a);
-    peri_tensor_release(a);
-    peri_tensor_release(b);
-    return status;
-}
-
 /** *sum (owned, may be NULL) += @grad (taken). The sum of a leaf becomes memory of its own: optimizers change it in place. */
 static peri_status accumulate(peri_tensor **sum, peri_tensor *grad, bool leaf)
 {
@@ -251,10 +235,6 @@ static peri_status accumulate(peri_tensor **sum, peri_tensor *grad, bool leaf)
         if (status < 0) goto out;
     }
     PERI_TRY_GOTO(peri_tensor_contiguous(grad, &flat), out);
-    if (peri__is_16(into->dtype)) {
-        status = add_16(into, flat);
-        goto out;
-    }
     peri_k_axpy_args args = {.y = peri__data(into), .x = peri__data(flat), .dtype = into->dtype, .alpha = 1};
     status = PERI_LAUNCH(peri__device(into), axpy, &args, peri__numel(into), 1 << 15);
 out:

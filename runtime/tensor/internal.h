@@ -283,11 +283,12 @@ peri_status peri__cast_weight(peri_tensor *t, int32_t dtype, peri_tensor **out);
 
 /** What becomes of 16-bit inputs. */
 typedef enum peri__dtype_rule {
-    PERI__IN_ANY, /* the result has the inputs' dtype, or, where they differ, f32 */
-    PERI__IN_F32, /* the same, but f32 in an autocast region */
+    PERI__IN_OWN, /* the kernels take them: the inputs become f32 where their dtypes differ, and so does the result */
+    PERI__IN_ANY, /* the kernels do not: the inputs become f32, and the result, unless their dtypes differ, has theirs */
+    PERI__IN_F32, /* as PERI__IN_ANY, but in an autocast region the result stays f32 */
 } peri__dtype_rule;
 
-/** The inputs of an operation whose kernels know no 16-bit floats, and its result:
+/** The inputs of an operation by such a rule, and its result:
  *    PERI_TRY(peri__widen(&o, rule, inputs, n));
  *    return peri__narrow(&o, compute(o.in[0], ..., &o.out), out); */
 typedef struct peri__operands {
@@ -317,8 +318,8 @@ peri_status peri__reduce(peri_tensor *t, uint32_t mask, double scale, peri_tenso
 peri_status peri__sum_to(peri_tensor *t, int32_t ndim, const int64_t *shape, peri_tensor **out);
 /** @t repeated to @shape: a view. */
 peri_status peri__expand(peri_tensor *t, int32_t ndim, const int64_t *shape, peri_tensor **out);
-/** c = op(a) op(b), or, @add, c += that; contiguous matrices. @ta, @tb exchange the dimensions of a and b, which are of one dtype; c is of it,
- *  or, of 16-bit floats, of f32. Products of 16-bit floats are added in f32, on devices that have no such products, too. */
+/** c = op(a) op(b), or, @add, c += that; contiguous matrices. @ta, @tb exchange the dimensions of a and b, which are of one dtype; c is of
+ *  it, or, of 16-bit floats, of f32. Products of 16-bit floats are added in f32, on devices that have no such products, too. */
 peri_status peri__product(peri_tensor *c, peri_tensor *a, bool ta, peri_tensor *b, bool tb, bool add);
 /** "f32 [3, 4] and f32 [5]" for messages. */
 const char *peri__pair_text(const peri_tensor *a, const peri_tensor *b, char *buffer, size_t len);

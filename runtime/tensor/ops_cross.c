@@ -7,8 +7,8 @@
 
 #include <perilune/ops.h>
 
-/** What the backward pass needs of each layer: its input x, and x as it was multiplied; t = V x, u = W t (no t without V: u = W x); V, W and
- *  the bias as they were used. Products are of one dtype: x0's, or in an autocast region, where x0 is f32, the region's. Then u, x and
+/** What the backward pass needs of each layer: its input x, and x as it was multiplied; t = V x, u = W t (no t without V: u = W x); V, W
+ *  and the bias as they were used. Products are of one dtype: x0's, or in an autocast region, where x0 is f32, the region's. Then u, x and
  *  their gradients stay f32, as PyTorch has it. */
 enum { KEPT_X, KEPT_FACTOR, KEPT_T, KEPT_U, KEPT_V, KEPT_W, KEPT_BIAS, KEPT };
 
@@ -134,8 +134,8 @@ static peri_status layer_back(peri__node *node, layers *s, int32_t l, peri_tenso
     peri_status status;
     if (!add) PERI_TRY(peri__tensor_like(dy, 2, (int64_t[]){s->rows, s->cols}, dx0));
     if (want_bias) PERI_TRY(peri_tensor_new(peri__device(dy), wide, 2, (int64_t[]){blocks, s->cols}, &partial));
-    peri_k_cross_grad_args args = {.du = peri__data(*kept(s, l, KEPT_U)), .dx0 = peri__data(*dx0), .partial = partial ? peri__data(partial) : NULL,
-                                   .dy = peri__data(dy), .x0 = peri__data(*kept(s, 0, KEPT_X)), .u = peri__data(*kept(s, l, KEPT_U)),
+    peri_k_cross_grad_args args = {.du = peri__data(*kept(s, l, KEPT_U)), .dx0 = peri__data(*dx0),
+                                   .partial = partial ? peri__data(partial) : NULL, .dy = peri__data(dy), .x0 = peri__data(*kept(s, 0, KEPT_X)), .u = peri__data(*kept(s, l, KEPT_U)),
                                    .bias = bias ? peri__data(bias) : NULL, .dtype = dy->dtype, .add = add, .same = l == 0, .rows = s->rows,
                                    .cols = s->cols};
     PERI_TRY_GOTO(PERI_LAUNCH(peri__device(dy), cross_grad, &args, blocks,
@@ -232,7 +232,8 @@ static peri_status check(const layers *s, const peri_tensor *x0, peri_tensor *co
 }
 
 /** Keep what the caller gave for layer @l, in the dtype and shape in which it is used. */
-static peri_status prepare(layers *s, int32_t l, const peri_tensor *x0, peri_tensor *const *v, peri_tensor *const *w, peri_tensor *const *bias)
+static peri_status prepare(layers *s, int32_t l, const peri_tensor *x0, peri_tensor *const *v, peri_tensor *const *w,
+                           peri_tensor *const *bias)
 {
     const int32_t wide = x0->dtype == PERI_F64 ? PERI_F64 : PERI_F32;
     PERI_TRY(as(w[l], s->dtype, 2, w[l]->shape, kept(s, l, KEPT_W)));
@@ -269,7 +270,8 @@ static peri_status layer(layers *s, int32_t l, bool recorded, peri_tensor **out)
 }
 
 /** Record the operation; the node gets @s. */
-static peri_status record(layers *s, peri_tensor *x0, peri_tensor *const *v, peri_tensor *const *w, peri_tensor *const *bias, peri_tensor *y)
+static peri_status record(layers *s, peri_tensor *x0, peri_tensor *const *v, peri_tensor *const *w, peri_tensor *const *bias,
+                          peri_tensor *y)
 {
     const int32_t n = inputs_of(s);
     peri__node *node;

@@ -36,7 +36,7 @@ static const peri__node_vtab unary_vtab = {.name = "unary", .backward = unary_ba
 
 static peri_status unary_wide(const char *function, int32_t op, peri_tensor *x, double a, double b, peri_tensor **out)
 {
-    PERI_TRY(peri__check_float(function, "x", x));
+    PERI_TRY(peri__check_real(function, "x", x));
     if (!out) return peri__fail(PERI_EINVAL, "%s: out is missing", function);
     peri_tensor *y;
     peri__node *node;
@@ -65,7 +65,7 @@ static bool in_f32(int32_t op)
 static peri_status unary(const char *function, int32_t op, peri_tensor *x, double a, double b, peri_tensor **out)
 {
     peri__operands o;
-    PERI_TRY(peri__widen(&o, in_f32(op) ? PERI__IN_F32 : PERI__IN_ANY, &x, 1));
+    PERI_TRY(peri__widen(&o, in_f32(op) ? PERI__IN_F32 : PERI__IN_OWN, &x, 1));
     return peri__narrow(&o, unary_wide(function, op, o.in[0], a, b, out ? &o.out : NULL), out);
 }
 
@@ -106,8 +106,8 @@ peri_status peri_op_reciprocal(peri_tensor *x, double numerator, peri_tensor **o
 static peri_status check_pair(const char *function, const peri_tensor *a, const peri_tensor *b)
 {
     char text[300];
-    PERI_TRY(peri__check_float(function, "a", a));
-    PERI_TRY(peri__check_float(function, "b", b));
+    PERI_TRY(peri__check_real(function, "a", a));
+    PERI_TRY(peri__check_real(function, "b", b));
     if (a->dtype != b->dtype) return peri__fail(PERI_EINVAL, "%s: dtypes differ: %s", function, peri__pair_text(a, b, text, sizeof text));
     return peri__check_same_device(function, a, b);
 }
@@ -178,7 +178,7 @@ static peri_status binary(const char *function, int32_t op, peri_tensor *a, peri
 {
     peri__operands o;
     peri_tensor *in[2] = {a, b};
-    PERI_TRY(peri__widen(&o, PERI__IN_ANY, in, 2));
+    PERI_TRY(peri__widen(&o, PERI__IN_OWN, in, 2));
     return peri__narrow(&o, binary_wide(function, op, o.in[0], o.in[1], out ? &o.out : NULL), out);
 }
 
@@ -234,7 +234,7 @@ peri_status peri_op_muladd(peri_tensor *a, peri_tensor *b, peri_tensor *c, peri_
     PERI_NEED(out);
     peri__operands o;
     peri_tensor *in[3] = {a, b, c};
-    PERI_TRY(peri__widen(&o, PERI__IN_ANY, in, 3));
+    PERI_TRY(peri__widen(&o, PERI__IN_OWN, in, 3));
     return peri__narrow(&o, muladd(o.in[0], o.in[1], o.in[2], &o.out), out);
 }
 

@@ -301,34 +301,52 @@ static peri_status linear_inputs(peri_tensor *const *in, peri_tensor **cast)
     return in[2] ? peri__check_tensor("peri_op_linear", "bias", cast[2], cast[0]->dtype, -1) : PERI_OK;
 }
 
-/** y = f(x W^T + bias), y contiguous: by the device's product alone where it can, else by kernels behind it, in f32 if y is a 16-bit
- *  float: it is rounded once either way. */
-static peri_status linear_forward(const matrices *x, const matrices *weight, peri_tensor *bias, int32_t act, peri_tensor *y)
+/** y = f(y + bias), of @rows rows. @bias contiguous, of y's dtype; NULL: none. */
+static peri_status bias_act(peri_tensor *y, peri_tensor *bias, int32_t act, int64_t rows)
+{
+    const int64_t cols = y->shape[y->ndim - 1], grain = peri__ceil_div(PERI_ELEMENT_GRAIN, peri__max(cols, 1));
+    peri_k_bias_act_args args = {.y = peri__data(y), .bias = bias ? peri__data(bias) : NULL, .dtype = y->dtype, .act = act, .cols = cols};
+    return PERI_LAUNCH(peri__device(y), bias_act, &args, rows, grain);
+}
+
+/** y = x W^T + bias, rounded once: by the device's product alone where it can. */
+static peri_status biased(const matrices *x, const matrices *weight, peri_tensor *bias, peri_tensor *y)
 {
     peri_device *device = peri__device(y);
     peri_op_gemm g = gemm_of(y, x, false, weight, true);
-    g.epilogue = (bias ? PERI_GEMM_BIAS : 0) | (act == PERI_UNARY_RELU ? PERI_GEMM_RELU : 0);
-    g.bias = bias ? peri__data(bias) : NULL;
-    if (act <= PERI_UNARY_RELU && g.epilogue && has_gemm(device, &g)) {
+    g.biased = true;
+    g.bias = peri__data(bias);
+    if (has_gemm(device, &g)) {
         PERI_TRY(PERI_RUN(device, gemm, &g));
         peri__between();
         return PERI_OK;
     }
-    if (!bias && act == PERI_UNARY_IDENTITY) return product(y, x, false, weight, true);
     peri_tensor *wide = NULL, *b = NULL;
-    peri_status status = PERI_OK;
-    if (!peri__is_16(y->dtype)) peri_tensor_retain(wide = y);
-    else PERI_TRY_GOTO(peri_tensor_new(device, PERI_F32, y->ndim, y->shape, &wide), out);
-    if (bias) PERI_TRY_GOTO(peri__cast(bias, wide->dtype, &b), out);
+    const int32_t dtype = peri__is_16(y->dtype) ? PERI_F32 : y->dtype;
+    peri_status status;
+    if (dtype == y->dtype) peri_tensor_retain(wide = y);
+    else PERI_TRY(peri_tensor_new(device, dtype, y->ndim, y->shape, &wide));
+    PERI_TRY_GOTO(peri__cast(bias, dtype, &b), out);
     PERI_TRY_GOTO(product(wide, x, false, weight, true), out);
-    int64_t cols = weight->rows, grain = peri__ceil_div(PERI_ELEMENT_GRAIN, peri__max(cols, 1));
-    peri_k_bias_act_args args = {.y = peri__data(wide), .bias = b ? peri__data(b) : NULL, .dtype = wide->dtype, .act = act, .cols = cols};
-    PERI_TRY_GOTO(PERI_LAUNCH(device, bias_act, &args, x->rows, grain), out);
+    PERI_TRY_GOTO(bias_act(wide, b, PERI_UNARY_IDENTITY, x->rows), out);
     if (wide != y) status = peri_tensor_copy(y, wide);
 out:
     peri_tensor_release(wide);
     peri_tensor_release(b);
     return status;
+}
+
+/** y = f(x W^T + bias), y contiguous. Of 16-bit floats f is a function of the rounded sum, as it is where it is an operation of its own. */
+static peri_status linear_forward(const matrices *x, const matrices *weight, peri_tensor *bias, int32_t act, peri_tensor *y)
+{
+    if (act == PERI_UNARY_IDENTITY && !bias) return product(y, x, false, weight, true);
+    if (act == PERI_UNARY_IDENTITY) return biased(x, weight, bias, y);
+    if (bias && peri__is_16(y->dtype)) {
+        PERI_TRY(biased(x, weight, bias, y));
+        return bias_act(y, NULL, act, x->rows);
+    }
+    PERI_TRY(product(y, x, false, weight, true));
+    return bias_act(y, bias, act, x->rows);
 }
 
 peri_status peri_op_linear(peri_tensor *x, peri_tensor *weight, peri_tensor *bias, int32_t activation, peri_tensor **out)

@@ -30,7 +30,8 @@ out:
 
 static const peri__node_vtab sum_vtab = {.name = "sum", .backward = sum_backward};
 
-static peri_status sum_wide(const char *function, peri_tensor *x, const int32_t *dims, int32_t n, bool keepdim, bool mean, peri_tensor **out)
+static peri_status sum_wide(const char *function, peri_tensor *x, const int32_t *dims, int32_t n, bool keepdim, bool mean,
+                            peri_tensor **out)
 {
     PERI_TRY(peri__check_float(function, "x", x));
     if (!out || (n > 0 && !dims)) return peri__fail(PERI_EINVAL, "%s: %s is missing", function, out ? "dims" : "out");
@@ -71,7 +72,8 @@ static peri_status sum_wide(const char *function, peri_tensor *x, const int32_t 
     return PERI_OK;
 }
 
-static peri_status sum(const char *function, peri_tensor *x, const int32_t *dims, int32_t n, bool keepdim, bool mean, peri_tensor **out)
+static peri_status sum(const char *function, peri_tensor *x, const int32_t *dims, int32_t n, bool keepdim, bool mean,
+                       peri_tensor **out)
 {
     peri__operands o;
     PERI_TRY(peri__widen(&o, mean ? PERI__IN_ANY : PERI__IN_F32, &x, 1));

@@ -42,8 +42,7 @@ static cudaError_t product(const peri_op_gemm *op, const peri_cuda_call *c)
             int64_t to = b * g.stride_c + i * g.ldc + j;
             peri_value v = {false, 0, g.alpha * (g.dtype == PERI_F64 ? sum : narrow), 0};
             if (g.beta != 0) v.re += g.beta * gemm_number(g.c, to, g.c_dtype); /* else what is there may be no number */
-            if (g.epilogue & PERI_GEMM_BIAS) v.re += gemm_number(g.bias, j, g.c_dtype);
-            if (g.epilogue & PERI_GEMM_RELU && v.re < 0) v.re = 0;
+            if (g.biased) v.re += gemm_number(g.bias, j, g.c_dtype);
             peri_store(g.c, to, g.c_dtype, v);
         }
     });

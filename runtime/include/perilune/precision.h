@@ -16,7 +16,8 @@ PERI_API const char *peri_get_float32_matmul_precision(void);
 
 /** A region of autocast, for tensors of one kind of device. Inside it, operations of perilune/ops.h choose their dtype:
  *  - peri_op_linear, peri_op_matmul and peri_op_interaction cast their inputs (f32 or 16-bit floats) to the region's dtype, and so is
- *    their result; products are added in f32. Gradients of f32 inputs are made in f32.
+ *    their result; products are added in f32. Gradients of f32 inputs are made in f32. So it is with the products of peri_op_cross_net,
+ *    whose result has the dtype of x0.
  *  - losses, softmax, layer norm, sum, exp, log, pow, square, reciprocal and softplus cast 16-bit inputs to f32, and so is their result.
  *  - all others keep the dtype of their inputs, and where these differ, the result has the wider one.
  *  f64 is left alone. Backward passes run in the dtypes of their forward operations, inside of the region or outside. */
@@ -27,8 +28,8 @@ typedef struct peri_autocast_ref {
     peri_autocast *ptr;
 } peri_autocast_ref;
 
-/** A region for @device, "cuda" or "cpu" (a number behind it, "cuda:1", does not matter), with @dtype PERI_BF16 or PERI_F16. @enabled false:
- *  a region in which nothing is cast, inside of another. @out new. */
+/** A region for @device, "cuda" or "cpu" (a number behind it, "cuda:1", does not matter), with @dtype PERI_BF16 or PERI_F16. @enabled
+ *  false: a region in which nothing is cast, inside of another. @out new. */
 PERI_API peri_status peri_autocast_new(const char *device, int32_t dtype, bool enabled, peri_autocast **out);
 /** Give up the region; NULL is fine. It must not be entered. */
 PERI_API void peri_autocast_release(peri_autocast *region);

@@ -85,7 +85,7 @@ static bool has(void *device, int32_t work, const void *args)
 {
     (void)device;
     const peri_op_gemm *product = work == PERI_OP_gemm ? args : NULL;
-    if (product && (product->dtype != PERI_F64 || product->epilogue)) return false;
+    if (product && (product->dtype != PERI_F64 || product->biased)) return false;
     const char *lacks = getenv("PERI_TEST_LACKS");
     return names[work] && (!lacks || strcmp(lacks, names[work]) != 0);
 }
