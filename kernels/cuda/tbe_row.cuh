@@ -17,6 +17,9 @@
 template <int LANES_, int K_, bool WIDE_ = false> struct peri_tbe_shape {
     enum { LANES = LANES_, K = K_, STRIP = 4 * LANES_ * K_ };
     static constexpr bool WIDE = WIDE_;
+
+    /** The first of the four columns that vector @k of @lane holds, in a strip. */
+    static __device__ __forceinline__ int column(int lane, int k) { return lane / 4 * (16 * K_) + 16 * k + lane % 4 * 4; }
 };
 typedef peri_tbe_shape<32, 8, true> peri_tbe_wide;
 
@@ -24,7 +27,7 @@ typedef peri_tbe_shape<32, 8, true> peri_tbe_wide;
 enum { PERI_TBE_WIDE_BLOCKS = 128 };
 static inline int64_t peri_tbe_room(int64_t cols)
 {
-    const int64_t strip = peri_tbe_wide::STRIP;
+    const int strip = peri_tbe_wide::STRIP;
     return 2 * ((cols + strip - 1) / strip * strip);
 }
 static inline int64_t peri_tbe_rooms(int64_t cols)
@@ -37,18 +40,20 @@ template <class S> struct peri_sum16 {
     float s[4] = {0, 0, 0, 0};
 
     /** Columns of a strip, of which the row has @left yet; x(k, c) is column c of vector k. */
-    template <class X> __device__ __forceinline__ void add(int64_t left, int lane, unsigned mask, X x)
+    template <class X> __device__ __forceinline__ void add(int left, int lane, unsigned mask, X x)
     {
         PERI_UNROLL
-        for (int k = 0; k < S::K; k++) {
-            if (4 * S::LANES * k >= left) continue;
+        for (int four = 0; four < S::LANES / 4; four++) {
+            if (S::LANES == 32 && 16 * S::K * four >= left) continue; /* fewer: groups may differ, and meet */
             PERI_UNROLL
-            for (int h = 0; h < S::LANES / 4; h++) {
+            for (int c = 0; c < 4; c++) {
+                float sum = s[c];
                 PERI_UNROLL
-                for (int c = 0; c < 4; c++) {
-                    const float mine = x(k, c), sum = fmaf(mine, mine, s[c]);
-                    s[c] = S::LANES == 4 ? sum : __shfl_sync(mask, sum, 4 * h + (lane & 3), S::LANES);
+                for (int k = 0; k < S::K; k++) {
+                    const float mine = x(k, c);
+                    sum = fmaf(mine, mine, sum);
                 }
+                s[c] = S::LANES == 4 ? sum : __shfl_sync(mask, sum, 4 * four + (lane & 3), S::LANES);
             }
         }
     }
@@ -63,10 +68,36 @@ template <class S> struct peri_sum16 {
     }
 };
 
+#if !defined(UPDATE_FIRST)
+#define UPDATE_FIRST 1
+#endif
+#if !defined(UPDATE_ONCE)
+#define UPDATE_ONCE 1
+#endif
+/** *@p, of rows that a call meets once: the caches give them up before the gradients, which many rows share. */
+template <class T> static __device__ __forceinline__ T peri_load_once(const T *p)
+{
+#if defined(PERI_CUDA_HOST) || !UPDATE_ONCE
+    return *p;
+#else
+    return __ldcs(p);
+#endif
+}
+template <class T> static __device__ __forceinline__ void peri_store_once(T *p, T x)
+{
+#if defined(PERI_CUDA_HOST) || !UPDATE_ONCE
+    *p = x;
+#else
+    __stcs(p, x);
+#endif
+}
+
 /** x as weights from element @at, of column @column of the whole table; rounded as the tables are. @key: of the row. */
 static __device__ __forceinline__ void peri_tbe_store4(const peri_k_tbe_rows *rows, const peri_k_tbe_optimizer *o, uint64_t key, int64_t at,
                                                        int64_t column, int64_t left, bool fast, const float (&x)[4])
 {
+    if (rows->weight_dtype == PERI_F32 && fast && left >= 4)
+        return peri_store_once((float4 *)((float *)rows->weight + at), make_float4(x[0], x[1], x[2], x[3]));
     if (rows->weight_dtype == PERI_F32) return peri_store4((float *)rows->weight + at, left, fast, x);
     if (left <= 0) return;
     const bool f16 = rows->weight_dtype == PERI_F16;
@@ -78,8 +109,7 @@ static __device__ __forceinline__ void peri_tbe_store4(const peri_k_tbe_rows *ro
         else y[c] = tbe_round_bf16(x[c], tbe_random_bits(key, column + c, TBE_BITS_BF16));
     }
     if (fast && left >= 4) {
-        *(uint2 *)p = make_uint2(y[0] | (unsigned)y[1] << 16, y[2] | (unsigned)y[3] << 16);
-        return;
+        return peri_store_once((uint2 *)p, make_uint2(y[0] | (unsigned)y[1] << 16, y[2] | (unsigned)y[3] << 16));
     }
     PERI_UNROLL
     for (int c = 0; c < 4; c++)
@@ -92,45 +122,61 @@ struct peri_tbe_numbers {
     float c1, c2, m2; /* adam and its kin */
 };
 
+/** Where a row lies. */
+struct peri_tbe_place {
+    int64_t linear, at; /* elements from the group's first weight */
+    int32_t table, cols;
+};
+static __device__ __forceinline__ peri_tbe_place peri_tbe_place_in(const peri_k_tbe_rows *rows, int64_t table, int64_t linear)
+{
+    const peri_k_tbe_table *t = &rows->tables[table];
+    return peri_tbe_place{linear, t->offset + (linear - t->first_row) * t->stride, (int32_t)table, (int32_t)t->cols};
+}
+static __device__ __forceinline__ peri_tbe_place peri_tbe_place_of(const peri_k_tbe_rows *rows, int64_t linear)
+{
+    return peri_tbe_place_in(rows, peri_tbe_table_of(rows->tables, rows->n_tables, linear), linear);
+}
+
 template <class S> struct peri_tbe_row {
     const peri_k_tbe_rows *rows;
     const peri_k_tbe_optimizer *o;
     const peri_k_tbe_table *t;
-    int64_t row, linear, at, cols;
+    int64_t linear, at;
+    int cols;
     float *room; /* of the group; WIDE */
     int lane;
     unsigned mask;
     bool fast; /* rows lie at multiples of four elements */
     float g[S::K][4], w[S::K][4];
 
-    __device__ __forceinline__ peri_tbe_row(const peri_k_tbe_rows *rows_, const peri_k_tbe_optimizer *o_, int64_t table, int64_t linear_,
+    __device__ __forceinline__ peri_tbe_row(const peri_k_tbe_rows *rows_, const peri_k_tbe_optimizer *o_, const peri_tbe_place &place,
                                             float *room_, int lane_, unsigned mask_)
-        : rows(rows_), o(o_), t(&rows_->tables[table]), linear(linear_), room(room_), lane(lane_), mask(mask_)
+        : rows(rows_), o(o_), t(&rows_->tables[place.table]), linear(place.linear), at(place.at), cols(place.cols), room(room_),
+          lane(lane_), mask(mask_)
     {
-        row = linear - t->first_row;
-        at = t->offset + row * t->stride;
-        cols = t->cols;
         fast = at % 4 == 0 && (((uintptr_t)rows->weight | (uintptr_t)rows->momentum1 | (uintptr_t)rows->momentum2) & 15) == 0;
     }
 
-    __device__ __forceinline__ int64_t column(int64_t strip, int k) const { return strip + 4 * (k * S::LANES + lane); }
+    __device__ __forceinline__ int column(int strip, int k) const { return strip + S::column(lane, k); }
 
     /** f(strip) for the strips of the row. */
     template <class F> __device__ __forceinline__ void strips(F f)
     {
         if (!S::WIDE) f(0);
-        for (int64_t strip = 0; S::WIDE && strip < cols; strip += S::STRIP) f(strip);
+        for (int strip = 0; S::WIDE && strip < cols; strip += S::STRIP) f(strip);
     }
 
-    /** x = this lane's columns of the strip, of f32 numbers whose column 0 is at @p. Where no vector is cut, all loads are in flight. */
-    __device__ __forceinline__ void load(const float *p, int64_t strip, bool aligned, float (&x)[S::K][4])
+    /** x = this lane's columns of the strip, of f32 numbers whose column 0 is at @p. Where no vector is cut, all loads are in flight. ONCE:
+     *  see peri_load_once. */
+    template <bool ONCE = false> __device__ __forceinline__ void load(const float *p, int strip, bool aligned, float (&x)[S::K][4])
     {
         if (aligned && cols % 4 == 0) {
             float4 v[S::K];
             PERI_UNROLL
             for (int k = 0; k < S::K; k++) {
+                const float4 *from = (const float4 *)(p + column(strip, k));
                 v[k] = make_float4(0, 0, 0, 0);
-                if (column(strip, k) < cols) v[k] = *(const float4 *)(p + column(strip, k));
+                if (column(strip, k) < cols) v[k] = ONCE ? peri_load_once(from) : *from;
             }
             PERI_UNROLL
             for (int k = 0; k < S::K; k++) x[k][0] = v[k].x, x[k][1] = v[k].y, x[k][2] = v[k].z, x[k][3] = v[k].w;
@@ -140,18 +186,42 @@ template <class S> struct peri_tbe_row {
         for (int k = 0; k < S::K; k++) peri_load4(p + column(strip, k), cols - column(strip, k), false, x[k]);
     }
 
-    __device__ __forceinline__ void load_weights(int64_t strip)
+    /** Start to load the weights of a strip: nothing waits for them until open_weights. Until then, w holds the two words of four 16-bit
+     *  weights in its first two numbers. */
+    __device__ __forceinline__ void ask_weights(int strip)
     {
-        if (rows->weight_dtype == PERI_F32) return load((const float *)rows->weight + at, strip, fast, w);
+        if (rows->weight_dtype == PERI_F32) return load<true>((const float *)rows->weight + at, strip, fast, w);
+        const uint16_t *p = (const uint16_t *)rows->weight + at;
         PERI_UNROLL
         for (int k = 0; k < S::K; k++) {
-            const int64_t d = column(strip, k);
-            peri_weight4(rows->weight, at + d, cols - d, rows->weight_dtype, fast, w[k]);
+            const int d = column(strip, k), left = cols - d;
+            uint2 v = make_uint2(0, 0);
+            if (fast && left >= 4) {
+                v = peri_load_once((const uint2 *)(p + d));
+            } else {
+                if (left > 0) v.x = p[d];
+                if (left > 1) v.x |= (unsigned)p[d + 1] << 16;
+                if (left > 2) v.y = p[d + 2];
+                if (left > 3) v.y |= (unsigned)p[d + 3] << 16;
+            }
+            w[k][0] = __uint_as_float(v.x);
+            w[k][1] = __uint_as_float(v.y);
+        }
+    }
+    __device__ __forceinline__ void open_weights()
+    {
+        if (rows->weight_dtype == PERI_F32) return;
+        const bool bf16 = rows->weight_dtype == PERI_BF16;
+        PERI_UNROLL
+        for (int k = 0; k < S::K; k++) {
+            const unsigned low = __float_as_uint(w[k][0]), high = __float_as_uint(w[k][1]);
+            w[k][0] = peri_half_float(low & 0xffffu, bf16), w[k][1] = peri_half_float(low >> 16, bf16);
+            w[k][2] = peri_half_float(high & 0xffffu, bf16), w[k][3] = peri_half_float(high >> 16, bf16);
         }
     }
 
     /** Gradient and weights to the room, and back, where registers do not hold the row. */
-    __device__ __forceinline__ void keep(int64_t strip)
+    __device__ __forceinline__ void keep(int strip)
     {
         if (!S::WIDE || cols <= S::STRIP) return;
         float *other = room + padded(cols);
@@ -161,7 +231,7 @@ template <class S> struct peri_tbe_row {
             peri_store4(other + column(strip, k), 4, true, w[k]);
         }
     }
-    __device__ __forceinline__ void fetch(int64_t strip)
+    __device__ __forceinline__ void fetch(int strip)
     {
         if (!S::WIDE || cols <= S::STRIP) return;
         const float *other = room + padded(cols);
@@ -171,7 +241,7 @@ template <class S> struct peri_tbe_row {
             peri_load4(other + column(strip, k), 4, true, w[k]);
         }
     }
-    static __device__ __forceinline__ int64_t padded(int64_t n) { return (n + S::STRIP - 1) / S::STRIP * S::STRIP; }
+    static __device__ __forceinline__ int padded(int n) { return (n + S::STRIP - 1) / S::STRIP * S::STRIP; }
 
     /** f(weight, gradient) for all columns of the strip in registers. */
     template <class F> __device__ __forceinline__ void each_column(F f)
@@ -184,11 +254,11 @@ template <class S> struct peri_tbe_row {
     }
 
     /** f(weight, gradient, state), the state laid out as the weights. */
-    template <class F> __device__ __forceinline__ void with_state(int64_t strip, F f)
+    template <class F> __device__ __forceinline__ void with_state(int strip, F f)
     {
         PERI_UNROLL
         for (int k = 0; k < S::K; k++) {
-            const int64_t d = column(strip, k);
+            const int d = column(strip, k);
             float m[4];
             peri_load4(rows->momentum1 + at + d, cols - d, fast, m);
             PERI_UNROLL
@@ -198,11 +268,11 @@ template <class S> struct peri_tbe_row {
     }
 
     /** adam and its kin: the moments, and f(weight, gradient, u). */
-    template <class F> __device__ __forceinline__ void with_moments(int64_t strip, const peri_tbe_numbers &n, bool one, F f)
+    template <class F> __device__ __forceinline__ void with_moments(int strip, const peri_tbe_numbers &n, bool one, F f)
     {
         PERI_UNROLL
         for (int k = 0; k < S::K; k++) {
-            const int64_t d = column(strip, k);
+            const int d = column(strip, k);
             float m1[4], m2[4] = {n.m2, n.m2, n.m2, n.m2};
             peri_load4(rows->momentum1 + at + d, cols - d, fast, m1);
             if (!one) peri_load4(rows->momentum2 + at + d, cols - d, fast, m2);
@@ -217,12 +287,12 @@ template <class S> struct peri_tbe_row {
         }
     }
 
-    __device__ __forceinline__ void store_weights(int64_t strip)
+    __device__ __forceinline__ void store_weights(int strip)
     {
-        const uint64_t key = o->stochastic ? tbe_row_key(o, t, tbe_table_row(rows, t, row)) : 0;
+        const uint64_t key = o->stochastic ? tbe_row_key(o, t, tbe_table_row(rows, t, linear - t->first_row)) : 0;
         PERI_UNROLL
         for (int k = 0; k < S::K; k++) {
-            const int64_t d = column(strip, k);
+            const int d = column(strip, k);
             peri_tbe_store4(rows, o, key, at + d, t->col_offset + d, cols - d, fast, w[k]);
         }
     }
@@ -231,19 +301,21 @@ template <class S> struct peri_tbe_row {
 
     __device__ __forceinline__ bool is(int kind, int a, int b) const { return kind == a || kind == b; }
 
-    /** The numbers of the row, of sums over it; the row's states become those after the step. */
-    template <int KIND> __device__ __forceinline__ peri_tbe_numbers numbers(int kind, float squares, float weights, float gradients)
+    /** The numbers of the row, of sums over it; the row's states become those after the step. @state: momentum1 of row-wise Adagrad, which
+     *  was loaded with the weights. */
+    template <int KIND>
+    __device__ __forceinline__ peri_tbe_numbers numbers(int kind, float state, float squares, float weights, float gradients)
     {
         peri_tbe_numbers n = {o->lr, 1, o->correction1, o->correction2, 0};
         if (is(kind, PERI_TBE_SGD, PERI_TBE_ADAGRAD)) {
             if (o->decay == PERI_DECAY_DECOUPLE) n.keep = 1 - o->lr * o->weight_decay;
         } else if (kind == PERI_TBE_ROWWISE_ADAGRAD) {
-            const float m = rows->momentum1[linear] + squares / (float)cols;
+            const float m = state + squares / (float)cols;
             n.rate = o->lr / (sqrtf(m) + o->eps);
             if (o->decay == PERI_DECAY_L2) n.keep = 1 - n.rate * o->weight_decay;
             if (o->decay == PERI_DECAY_DECOUPLE) n.keep = 1 - o->lr * o->weight_decay;
             __syncwarp(mask); /* all have read */
-            if (lane == 0) rows->momentum1[linear] = m;
+            if (lane == 0 && cols > 0) rows->momentum1[linear] = m;
         } else if (KIND < 0) {
             more_numbers(kind, squares, weights, gradients, &n);
         }
@@ -281,7 +353,7 @@ template <class S> struct peri_tbe_row {
     }
 
     /** The weights of a strip in registers; of LAMB, r in the place of the gradient. */
-    template <int KIND> __device__ __forceinline__ void step(int kind, int64_t strip, const peri_tbe_numbers &n)
+    template <int KIND> __device__ __forceinline__ void step(int kind, int strip, const peri_tbe_numbers &n)
     {
         const float wd = o->weight_decay, lr = o->lr, rate = n.rate, keep = n.keep;
         const bool l2 = o->decay == PERI_DECAY_L2;
@@ -290,7 +362,7 @@ template <class S> struct peri_tbe_row {
         else more_steps(kind, strip, n);
     }
 
-    __device__ inline void more_steps(int kind, int64_t strip, const peri_tbe_numbers &n)
+    __device__ inline void more_steps(int kind, int strip, const peri_tbe_numbers &n)
     {
         const peri_k_tbe_optimizer *const p = o;
         const float wd = o->weight_decay, lr = o->lr, rate = n.rate, keep = n.keep;
@@ -333,12 +405,12 @@ template <class S> struct peri_tbe_row {
     __device__ inline void finish_lamb(float weights)
     {
         peri_sum16<S> sum;
-        strips([&](int64_t strip) {
+        strips([&](int strip) {
             fetch(strip);
             sum.add(cols - strip, lane, mask, [&](int k, int c) { return g[k][c]; });
         });
         const float steps = sqrtf(sum.total(mask)), rate = weights > 0 && steps > 0 ? o->lr * (weights / steps) : o->lr;
-        strips([&](int64_t strip) {
+        strips([&](int strip) {
             fetch(strip);
             each_column([=](float &x, float y) { x = fmaf(-rate, y, x); });
             keep(strip);
@@ -349,13 +421,13 @@ template <class S> struct peri_tbe_row {
     __device__ inline void limit()
     {
         peri_sum16<S> sum;
-        strips([&](int64_t strip) {
+        strips([&](int strip) {
             fetch(strip);
             sum.add(cols - strip, lane, mask, [&](int k, int c) { return w[k][c]; });
         });
         const float norm = sqrtf(sum.total(mask)), by = o->max_norm / norm;
         if (!(norm > o->max_norm)) return;
-        strips([&](int64_t strip) {
+        strips([&](int strip) {
             fetch(strip);
             each_column([=](float &x, float) { x = x * by; });
             keep(strip);
@@ -373,12 +445,17 @@ template <class S> struct peri_tbe_row {
         const bool of_gradients = KIND < 0 && (one || kind == PERI_TBE_LARS_SGD);
         const float wd = o->weight_decay;
         peri_sum16<S> squares, weights, gradients;
-        strips([&](int64_t strip) {
+        const float state = kind == PERI_TBE_ROWWISE_ADAGRAD && cols > 0 ? rows->momentum1[linear] : 0;
+        strips([&](int strip) {
+            if (UPDATE_FIRST) ask_weights(strip);
             source(strip);
-            load_weights(strip);
-            const int64_t left = cols - strip;
-            if (counted || kind == PERI_TBE_ROWWISE_ADAGRAD)
-                squares.add(left, lane, mask, [&](int k, int c) { return l2 ? fmaf(wd, w[k][c], g[k][c]) : g[k][c]; });
+            if (!UPDATE_FIRST) ask_weights(strip);
+            open_weights();
+            const int left = cols - strip;
+            if (counted || kind == PERI_TBE_ROWWISE_ADAGRAD) {
+                if (l2) squares.add(left, lane, mask, [&](int k, int c) { return fmaf(wd, w[k][c], g[k][c]); });
+                else squares.add(left, lane, mask, [&](int k, int c) { return g[k][c]; });
+            }
             if (of_weights) weights.add(left, lane, mask, [&](int k, int c) { return w[k][c]; });
             if (of_gradients) gradients.add(left, lane, mask, [&](int k, int c) { return g[k][c]; });
             keep(strip);
@@ -387,15 +464,15 @@ template <class S> struct peri_tbe_row {
         float all = of_gradients ? gradients.total(mask) : 0;
         if (kind == PERI_TBE_LARS_SGD) all = sqrtf(all);
         const float sum = counted || kind == PERI_TBE_ROWWISE_ADAGRAD ? squares.total(mask) : 0;
-        const peri_tbe_numbers n = numbers<KIND>(kind, sum, norm, all);
-        strips([&](int64_t strip) {
+        const peri_tbe_numbers n = numbers<KIND>(kind, state, sum, norm, all);
+        strips([&](int strip) {
             fetch(strip);
             step<KIND>(kind, strip, n);
             keep(strip);
         });
         if (KIND < 0 && lamb) finish_lamb(norm);
         if (o->max_norm > 0) limit();
-        strips([&](int64_t strip) {
+        strips([&](int strip) {
             fetch(strip);
             store_weights(strip);
         });
@@ -413,7 +490,7 @@ __global__ void __launch_bounds__(PERI_BLOCK, KIND < 0 ? 1 : 2) peri_tbe_rows_ke
     for (int64_t i = group; i < n; i += groups) {
         int64_t table, linear;
         if (!job.find(i, &table, &linear)) continue;
-        peri_tbe_row<S> row(&job.rows, &job.optimizer, table, linear, S::WIDE ? rooms + group * room : NULL, lane, mask);
+        peri_tbe_row<S> row(&job.rows, &job.optimizer, peri_tbe_place_in(&job.rows, table, linear), S::WIDE ? rooms + group * room : NULL, lane, mask);
         job.template run<KIND>(row, i);
     }
 }

@@ -14,11 +14,10 @@ namespace {
 
 enum { GROUP = 256 };
 
-/** Runs, and sums of their groups, in the operation's scratch. */
+/** What lies in the operation's scratch. */
 struct runs {
-    uint32_t *number; /* of each item: runs that begin at or before it */
-    uint32_t *start, *end; /* of run r: its items */
-    float *sums; /* [slots][width] */
+    uint32_t *number; /* of each item: runs that begin at or before it; where runs are numbered */
+    float *sums; /* [slots][width]: sums of the groups of runs that are cut */
     double *largest, *exact; /* [slots][width]; exact mode in place of sums. largest: of a run, in the slot of its first group */
     int64_t width;
 };
@@ -32,7 +31,35 @@ struct update_args {
     __device__ __forceinline__ uint64_t row(int64_t e) const { return a.sorted[e] >> a.payload_bits; }
     __device__ __forceinline__ bool valid(int64_t e, int64_t n) const { return e < n && row(e) < (uint64_t)a.rows.total_rows; }
     __device__ __forceinline__ bool head(int64_t e, int64_t n) const { return valid(e, n) && (e == 0 || row(e - 1) != row(e)); }
-    __device__ __forceinline__ bool tail(int64_t e, int64_t n) const { return valid(e, n) && (e + 1 == n || row(e + 1) != row(e)); }
+
+    /** Where a run ends of which item @e is one: steps that double, then halves of the last one. */
+    __device__ int64_t end_of(int64_t e, int64_t n) const
+    {
+        const uint64_t wanted = row(e);
+        int64_t step = 1, past;
+        while (e + step < n && row(e + step) == wanted) e += step, step *= 2;
+        past = e + step < n ? e + step : n;
+        while (e + 1 < past) {
+            const int64_t middle = e + (past - e) / 2;
+            if (row(middle) == wanted) e = middle;
+            else past = middle;
+        }
+        return past;
+    }
+    /** Where it begins. */
+    __device__ int64_t start_of(int64_t e) const
+    {
+        const uint64_t wanted = row(e);
+        int64_t step = 1, before;
+        while (e - step >= 0 && row(e - step) == wanted) e -= step, step *= 2;
+        before = e - step >= 0 ? e - step : -1;
+        while (before + 1 < e) {
+            const int64_t middle = before + (e - before) / 2;
+            if (row(middle) == wanted) e = middle;
+            else before = middle;
+        }
+        return e;
+    }
 
     /** Item e: where its gradient lies, and its factor. */
     __device__ __forceinline__ const float *item(int64_t e, float *scale) const
@@ -49,27 +76,20 @@ struct update_args {
         const float most = a.optimizer.max_gradient;
         return most > 0 ? (x < -most ? -most : x > most ? most : x) : x;
     }
+    template <int K> __device__ __forceinline__ void clamp(float (&x)[K][4]) const
+    {
+        if (!(a.optimizer.max_gradient > 0)) return;
+        PERI_UNROLL
+        for (int k = 0; k < K; k++) {
+            PERI_UNROLL
+            for (int c = 0; c < 4; c++) x[k][c] = clamped(x[k][c]);
+        }
+    }
 };
 
 struct mark_heads {
     update_args u;
     __device__ void operator()(int64_t e) const { u.r.number[e] = u.head(e, *u.a.n); }
-};
-
-/** Where runs begin and end, and how many there are. */
-struct find_runs {
-    update_args u;
-    __device__ void operator()(int64_t e) const
-    {
-        const int64_t n = *u.a.n;
-        if (e == 0) {
-            const int64_t all = u.r.number[u.a.capacity - 1];
-            peri_atomic_add(u.a.updated, all);
-            if (u.a.run_values) *u.a.runs = all;
-        }
-        if (u.head(e, n)) u.r.start[u.r.number[e] - 1] = (uint32_t)e;
-        if (u.tail(e, n)) u.r.end[u.r.number[e] - 1] = (uint32_t)(e + 1);
-    }
 };
 
 /** Columns d..d+3 of the sum of items [e, past): at most a group. The loads of several are in flight. */
@@ -154,20 +174,22 @@ enum { SUMS, LARGEST, EXACT };
 
 /** The group of slot i, if there is one: its run and its items. */
 struct piece {
-    int64_t run, from, past;
+    int64_t start, end, from, past;
     __device__ bool find(const update_args &u, int64_t i)
     {
-        const int64_t n = *u.a.n, window = i / 2 * GROUP, last = window + GROUP - 1;
-        const bool first = i % 2 == 1;
-        if (window >= n) return false;
-        run = (int64_t)u.r.number[first ? (last < n ? last : n - 1) : window] - 1;
-        if (run < 0) return false;
-        const int64_t start = u.r.start[run], end = u.r.end[run];
-        if (end - start <= GROUP) return false;
-        from = first ? start : start + (window - start + GROUP - 1) / GROUP * GROUP;
-        if (first ? start < window : start >= window) return false;
+        const int64_t n = *u.a.n, window = i / 2 * GROUP, next = window + GROUP;
+        if (i % 2 == 1) { /* the run that begins in the window and goes on behind it */
+            if (next >= n || !u.valid(next - 1, n) || u.row(next) != u.row(next - 1)) return false;
+            from = start = u.start_of(next - 1);
+            if (start < window) return false;
+        } else { /* the run that goes on from the window before into this one */
+            if (window >= n || window == 0 || !u.valid(window, n) || u.row(window) != u.row(window - 1)) return false;
+            start = u.start_of(window);
+            from = start + (window - start + GROUP - 1) / GROUP * GROUP;
+        }
+        end = u.end_of(from < n && u.row(from) == u.row(start) ? from : start, n);
         past = from + GROUP < end ? from + GROUP : end;
-        return from < end && from <= last;
+        return end - start > GROUP && from < end;
     }
 };
 
@@ -179,7 +201,7 @@ template <int WHAT> struct sum_piece {
         if (!p.find(u, i)) return;
         const peri_k_tbe_table *tables = u.a.rows.tables;
         const int64_t cols = tables[peri_tbe_table_of(tables, u.a.rows.n_tables, (int64_t)u.row(p.from))].cols;
-        const int64_t head = slot_of(u.r.start[p.run], true) * u.r.width, items = (int64_t)u.r.end[p.run] - u.r.start[p.run];
+        const int64_t head = slot_of(p.start, true) * u.r.width, items = p.end - p.start;
         for (int64_t d = 4 * lane; d < cols; d += 128) {
             if (WHAT == SUMS) {
                 float sum[4];
@@ -212,44 +234,40 @@ struct zero_doubles {
 /* -- runs ------------------------------------------------------------------------------------------------------------------------------ */
 
 template <bool IN_ORDER> struct update_runs {
-    peri_k_tbe_rows rows;
-    peri_k_tbe_optimizer optimizer;
-    update_args u;
-
-    __device__ int64_t count() const { return u.r.number[u.a.capacity - 1]; }
-    __device__ bool find(int64_t i, int64_t *table, int64_t *linear) const
-    {
-        *linear = (int64_t)u.row(u.r.start[i]);
-        *table = peri_tbe_table_of(rows.tables, rows.n_tables, *linear);
-        return true;
-    }
+    const update_args &u;
 
     /** All columns of a lane side by side: their loads are in flight at once. */
-    template <class S> __device__ __forceinline__ void short_run(peri_tbe_row<S> &row, int64_t start, int64_t end, int64_t strip) const
+    template <class S> __device__ __forceinline__ void short_run(peri_tbe_row<S> &row, uint32_t start, uint32_t end, int strip) const
     {
-        float next_scale;
-        const float *next = u.item(start, &next_scale); /* read before it is needed */
-        for (int64_t i = start; i < end; i++) {
-            float x[S::K][4];
-            const float *grad = next;
-            const float scale = next_scale;
-            const bool fast = peri_aligned16(grad);
-            if (i + 1 < end) next = u.item(i + 1, &next_scale);
-            row.load(grad, strip, fast, x);
+        float scale, next_scale = 1;
+        const float *grad = u.item(start, &scale), *next = grad;
+        if (start + 1 < end) next = u.item(start + 1, &next_scale); /* read before it is needed */
+        row.load(grad, strip, peri_aligned16(grad), row.g);
+        u.clamp(row.g);
+        if (u.a.items) {
             PERI_UNROLL
             for (int k = 0; k < S::K; k++) {
                 PERI_UNROLL
-                for (int c = 0; c < 4; c++) {
-                    const float y = u.clamped(x[k][c]);
-                    if (i == start) row.g[k][c] = u.a.items ? scale * y : y;
-                    else row.g[k][c] = u.a.items ? fmaf(scale, y, row.g[k][c]) : row.g[k][c] + y;
-                }
+                for (int c = 0; c < 4; c++) row.g[k][c] = scale * row.g[k][c];
+            }
+        }
+        for (uint32_t i = start + 1; i < end; i++) {
+            float x[S::K][4];
+            grad = next;
+            scale = next_scale;
+            if (i + 1 < end) next = u.item(i + 1, &next_scale);
+            row.load(grad, strip, peri_aligned16(grad), x);
+            u.clamp(x);
+            PERI_UNROLL
+            for (int k = 0; k < S::K; k++) {
+                PERI_UNROLL
+                for (int c = 0; c < 4; c++) row.g[k][c] = u.a.items ? fmaf(scale, x[k][c], row.g[k][c]) : row.g[k][c] + x[k][c];
             }
         }
     }
-    template <class S> __device__ __forceinline__ void cut_run(peri_tbe_row<S> &row, int64_t start, int64_t end, int64_t strip) const
+    template <class S> __device__ __forceinline__ void cut_run(peri_tbe_row<S> &row, uint32_t start, uint32_t end, int strip) const
     {
-        for (int64_t from = start; from < end; from += GROUP) {
+        for (uint32_t from = start; from < end; from += GROUP) {
             const float *sums = u.r.sums + slot_of(from, from == start) * u.r.width;
             float x[S::K][4];
             row.load(sums, strip, true, x);
@@ -260,24 +278,24 @@ template <bool IN_ORDER> struct update_runs {
             }
         }
     }
-    template <class S> __device__ void exact_run(peri_tbe_row<S> &row, int64_t start, int64_t end, int64_t strip) const
+    template <class S> __device__ void exact_run(peri_tbe_row<S> &row, uint32_t start, uint32_t end, int strip) const
     {
         PERI_UNROLL
         for (int k = 0; k < S::K; k++) {
-            const int64_t d = row.column(strip, k), left = row.cols - d;
+            const int d = row.column(strip, k), left = row.cols - d;
             double big[4] = {0, 0, 0, 0}, sum[4] = {0, 0, 0, 0};
             if (left > 0 && end - start <= GROUP) {
                 most_items(u, start, end, d, left, big);
                 for (int c = 0; c < 4; c++) big[c] = big_of(big[c], end - start);
                 sum_exactly(u, start, end, d, left, big, sum);
             }
-            for (int64_t from = start; left > 0 && end - start > GROUP && from < end; from += GROUP)
+            for (uint32_t from = start; left > 0 && end - start > GROUP && from < end; from += GROUP)
                 for (int c = 0; c < 4; c++) sum[c] += u.r.exact[slot_of(from, from == start) * u.r.width + d + c];
             PERI_UNROLL
             for (int c = 0; c < 4; c++) row.g[k][c] = (float)sum[c];
         }
     }
-    template <class S> __device__ __forceinline__ void sum(peri_tbe_row<S> &row, int64_t start, int64_t end, int64_t strip) const
+    template <class S> __device__ __forceinline__ void sum(peri_tbe_row<S> &row, uint32_t start, uint32_t end, int strip) const
     {
         if (!IN_ORDER) exact_run(row, start, end, strip);
         else if (end - start <= GROUP) short_run(row, start, end, strip);
@@ -291,34 +309,122 @@ template <bool IN_ORDER> struct update_runs {
         }
     }
 
-    template <int KIND, class S> __device__ __forceinline__ void run(peri_tbe_row<S> &row, int64_t i) const
+    template <int KIND, class S> __device__ __forceinline__ void run(peri_tbe_row<S> &row, uint32_t start, uint32_t end) const
     {
-        const int64_t start = u.r.start[i], end = u.r.end[i];
-        if (KIND < 0 && optimizer.kind == PERI_TBE_NONE) return give(row, i, start, end);
-        row.template update<KIND>([&](int64_t strip) { sum(row, start, end, strip); });
+        if (KIND < 0 && u.a.optimizer.kind == PERI_TBE_NONE) return give(row, start, end);
+        row.template update<KIND>([&](int strip) { sum(row, start, end, strip); });
     }
 
     /** The gradient alone is asked for. */
-    template <class S> __device__ void give(peri_tbe_row<S> &row, int64_t i, int64_t start, int64_t end) const
+    template <class S> __device__ void give(peri_tbe_row<S> &row, uint32_t start, uint32_t end) const
     {
-        float *to = u.a.run_values ? u.a.run_values + i * u.a.run_stride : u.a.dense + row.at;
+        const int64_t number = u.a.run_values ? (int64_t)u.r.number[start] - 1 : 0;
+        float *to = u.a.run_values ? u.a.run_values + number * u.a.run_stride : u.a.dense + row.at;
         const bool fast = peri_aligned16(to);
-        row.strips([&](int64_t strip) {
+        row.strips([&](int strip) {
             sum(row, start, end, strip);
             PERI_UNROLL
             for (int k = 0; k < S::K; k++) peri_store4(to + row.column(strip, k), row.cols - row.column(strip, k), fast, row.g[k]);
         });
         if (row.lane != 0) return;
-        if (u.a.run_values) u.a.run_rows[i] = row.linear;
+        if (u.a.run_values) u.a.run_rows[number] = row.linear;
         else u.a.touched[row.linear] = 1;
     }
 };
+
+#if !defined(UPDATE_WINDOW)
+#define UPDATE_WINDOW 16
+#endif
+#if !defined(UPDATE_PREFETCH)
+#define UPDATE_PREFETCH 1
+#endif
+enum { WINDOW = UPDATE_WINDOW }; /* items whose runs a warp updates, one group of lanes a run */
+
+/** Start to bring a row and its state into the second-level cache. */
+__device__ __forceinline__ void ask_for_row(const update_args &u, const peri_tbe_place &place)
+{
+#if UPDATE_PREFETCH && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    const unsigned width = u.a.rows.weight_dtype == PERI_F32 ? 4 : 2, bytes = place.cols * width;
+    const char *p = (const char *)u.a.rows.weight + place.at * width;
+#if UPDATE_PREFETCH == 1
+    if (((unsigned)(uintptr_t)p | bytes) % 16 == 0)
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(p)), "r"(bytes) : "memory");
+#else
+    for (unsigned b = 0; b < bytes; b += UPDATE_PREFETCH == 2 ? 128 : 64) asm volatile("prefetch.global.L2 [%0];" ::"l"(p + b));
+#endif
+    if (u.a.rows.momentum1) asm volatile("prefetch.global.L2 [%0];" ::"l"(u.a.rows.momentum1 + place.linear));
+#else
+    (void)u, (void)place;
+#endif
+}
+
+/** A run, as a warp hands it to a group of its lanes. */
+struct found_run {
+    peri_tbe_place place;
+    uint32_t start, end;
+};
+
+/** The runs that begin in the WINDOW items from @window on, in the order of their rows; all lanes call it. They hold the item before the
+ *  window, those in it, and the one behind, so that each sees where a run begins and whether it ends in the window. */
+template <int KIND> __device__ __forceinline__ int find_runs(const update_args &u, uint32_t window, uint32_t n, found_run *runs)
+{
+    const unsigned all = 0xffffffffu;
+    const int lane = peri_lane();
+    const uint32_t e = window - 1 + lane; /* of lane 0 of the first window: 2^32 - 1 */
+    const uint64_t row = lane < WINDOW + 2 && e < n ? u.row(e) : (uint64_t)-1;
+    const bool valid = row < (uint64_t)u.a.rows.total_rows, begins = __shfl_up_sync(all, row, 1) != row;
+    const bool head = valid && begins && lane > 0 && lane <= WINDOW;
+    const unsigned heads = __ballot_sync(all, head), edges = __ballot_sync(all, lane < WINDOW + 2 && (begins || !valid));
+    __syncwarp(); /* the runs of the window before have been read */
+    if (head) {
+        const peri_tbe_place place = peri_tbe_place_of(&u.a.rows, (int64_t)row);
+        const unsigned past = edges & ~((2u << lane) - 1);
+        if (KIND >= 0) ask_for_row(u, place);
+        runs[__popc(heads & ((1u << lane) - 1))] =
+            found_run{place, e, past ? window - 2 + __ffs((int)past) : (uint32_t)u.end_of(window + WINDOW, n)};
+    }
+    __syncwarp();
+    return __popc(heads);
+}
+
+/** A warp has the runs that begin in a window; each group of its lanes takes the next one. Groups that find none go along with no column,
+ *  since all lanes meet in the shuffles. */
+template <class S, int KIND, bool IN_ORDER, int BLOCKS>
+__global__ void __launch_bounds__(PERI_BLOCK, BLOCKS) update_windows(update_args u, float *rooms, int64_t room)
+{
+    enum { GROUPS = 32 / S::LANES };
+    PERI_SHARED(found_run, found, PERI_WARPS * WINDOW);
+    PERI_SHARED(uint32_t, counts, PERI_WARPS);
+    const int warp = threadIdx.x / 32, lane = peri_lane() % S::LANES, group = peri_lane() / S::LANES;
+    const unsigned mask = KIND >= 0 || S::LANES == 32 ? 0xffffffffu : ((1u << (S::LANES & 31)) - 1) << (group * S::LANES);
+    const uint32_t n = (uint32_t)*u.a.n;
+    found_run *const runs = found + warp * WINDOW;
+    uint32_t all = 0;
+    for (int64_t window = peri_grid_thread() / 32 * WINDOW; window < n; window += peri_grid_threads() / 32 * WINDOW) {
+        const int count = find_runs<KIND>(u, (uint32_t)window, n, runs);
+        all += count;
+        for (int r = group; r - group < count; r += GROUPS) {
+            if (KIND < 0 && r >= count) continue;
+            const found_run *f = &runs[r < count ? r : 0];
+            peri_tbe_place place = f->place;
+            if (KIND >= 0 && r >= count) place.cols = 0;
+            peri_tbe_row<S> row(&u.a.rows, &u.a.optimizer, place, S::WIDE ? rooms + peri_grid_thread() / S::LANES * room : NULL, lane, mask);
+            update_runs<IN_ORDER>{u}.template run<KIND>(row, f->start, f->end);
+        }
+    }
+    if (peri_lane() == 0) counts[warp] = all;
+    __syncthreads();
+    if (threadIdx.x != 0) return;
+    for (int w = 1; w < PERI_WARPS; w++) all += counts[w];
+    peri_atomic_add(u.a.updated, all);
+    if (u.a.run_values && blockIdx.x == 0) *u.a.runs = u.r.number[u.a.capacity - 1];
+}
 
 /* -- the operation --------------------------------------------------------------------------------------------------------------------- */
 
 struct plan {
     int64_t slots, width, scan; /* bytes of the cumulative sum */
-    int64_t start, end, room, sums, exact, rooms, bytes; /* places in the scratch */
+    int64_t room, sums, exact, rooms, bytes; /* places in the scratch */
 };
 
 plan plan_of(const peri_k_tbe_update_args *a)
@@ -326,13 +432,11 @@ plan plan_of(const peri_k_tbe_update_args *a)
     plan p = {};
     size_t scan = 0;
     const int64_t n = a->capacity;
-    peri_inclusive_sum<uint32_t, uint32_t>(NULL, scan, NULL, NULL, n, 0);
+    if (a->run_values) peri_inclusive_sum<uint32_t, uint32_t>(NULL, scan, NULL, NULL, n, 0);
     p.scan = (int64_t)scan;
     p.slots = 2 * ((n + GROUP - 1) / GROUP);
     p.width = (a->rows.max_cols + 3) / 4 * 4;
-    p.start = peri_part(4 * n);
-    p.end = p.start + peri_part(4 * n);
-    p.room = p.end + peri_part(4 * n);
+    p.room = a->run_values ? peri_part(4 * n) : 0;
     p.sums = p.room + peri_part(p.scan);
     p.exact = p.sums + peri_part((a->optimizer.exact ? 8 : 4) * p.slots * p.width);
     p.rooms = p.exact + (a->optimizer.exact ? peri_part(8 * p.slots * p.width) : 0);
@@ -349,25 +453,38 @@ cudaError_t sum_pieces(const update_args &u, const plan &p, const peri_cuda_call
     return each_warp(0, p.slots, c, sum_piece<EXACT>{u});
 }
 
-template <class S, int KIND, bool IN_ORDER> cudaError_t update(const update_args &u, float *rooms, const peri_cuda_call *c)
+template <class S, int KIND, bool IN_ORDER, int BLOCKS>
+cudaError_t update(const update_args &u, float *rooms, const peri_cuda_call *c)
 {
-    return peri_tbe_each_row<S, KIND>(u.a.capacity, u.a.rows.max_cols, rooms, c, update_runs<IN_ORDER>{u.a.rows, u.a.optimizer, u});
+    const int64_t windows = (u.a.capacity + WINDOW - 1) / WINDOW, blocks = (windows + PERI_WARPS - 1) / PERI_WARPS;
+    const int64_t most = S::WIDE ? PERI_TBE_WIDE_BLOCKS : INT32_MAX;
+    return peri_cuda_launch(update_windows<S, KIND, IN_ORDER, BLOCKS>, (unsigned)(blocks < most ? blocks : most), PERI_BLOCK, 0, c, u, rooms,
+                            peri_tbe_room(u.a.rows.max_cols));
 }
 
-/** The two optimizers that most steps spend their time with: four vectors a lane, so that two blocks fit a multiprocessor. */
+#if !defined(UPDATE_BLOCKS)
+#define UPDATE_BLOCKS 3
+#endif
+#if !defined(UPDATE_K)
+#define UPDATE_K 4
+#endif
+/** The two optimizers that most steps spend their time with: four vectors a lane, so that three blocks fit a multiprocessor. */
 template <int KIND> cudaError_t update_fast(const update_args &u, float *rooms, const peri_cuda_call *c)
 {
     const int64_t cols = u.a.rows.max_cols;
-    if (cols <= 64) return update<peri_tbe_shape<4, 4>, KIND, true>(u, rooms, c);
-    if (cols <= 128) return update<peri_tbe_shape<8, 4>, KIND, true>(u, rooms, c);
-    if (cols <= 256) return update<peri_tbe_shape<16, 4>, KIND, true>(u, rooms, c);
-    return update<peri_tbe_shape<32, 4>, KIND, true>(u, rooms, c);
+    enum { K = UPDATE_K, BLOCKS = UPDATE_BLOCKS };
+#if !defined(EXPERIMENT)
+    if (cols <= 64) return update<peri_tbe_shape<16 / K, K>, KIND, true, BLOCKS>(u, rooms, c);
+    if (cols > 256) return update<peri_tbe_shape<32, K>, KIND, true, BLOCKS>(u, rooms, c);
+    if (cols > 128) return update<peri_tbe_shape<64 / K, K>, KIND, true, BLOCKS>(u, rooms, c);
+#endif
+    return update<peri_tbe_shape<32 / K, K>, KIND, true, BLOCKS>(u, rooms, c);
 }
 
 template <bool IN_ORDER> cudaError_t update_any(const update_args &u, float *rooms, const peri_cuda_call *c)
 {
-    if (u.a.rows.max_cols <= 128) return update<peri_tbe_shape<4, 8>, -1, IN_ORDER>(u, rooms, c);
-    return update<peri_tbe_wide, -1, IN_ORDER>(u, rooms, c);
+    if (u.a.rows.max_cols <= 128) return update<peri_tbe_shape<4, 8>, -1, IN_ORDER, 1>(u, rooms, c);
+    return update<peri_tbe_wide, -1, IN_ORDER, 1>(u, rooms, c);
 }
 
 } // namespace
@@ -380,15 +497,20 @@ PERI_CUDA_OP(tbe_update)
     float *rooms = (float *)(c->scratch + p.rooms);
     size_t scan = (size_t)p.scan;
     if (n <= 0) return cudaSuccess;
-    update_args u = {*a, {(uint32_t *)c->scratch, (uint32_t *)(c->scratch + p.start), (uint32_t *)(c->scratch + p.end),
-                          (float *)(c->scratch + p.sums), (double *)(c->scratch + p.sums), (double *)(c->scratch + p.exact), p.width}};
-    PERI_CUDA_TRY(each(0, n, c, mark_heads{u}));
-    PERI_CUDA_TRY((peri_inclusive_sum<uint32_t, uint32_t>(c->scratch + p.room, scan, u.r.number, u.r.number, n, c->stream)));
-    PERI_CUDA_TRY(each(0, n, c, find_runs{u}));
+    const update_args u = {*a, {(uint32_t *)c->scratch, (float *)(c->scratch + p.sums), (double *)(c->scratch + p.sums),
+                                (double *)(c->scratch + p.exact), p.width}};
+    if (a->run_values) {
+        PERI_CUDA_TRY(each(0, n, c, mark_heads{u}));
+        PERI_CUDA_TRY((peri_inclusive_sum<uint32_t, uint32_t>(c->scratch + p.room, scan, u.r.number, u.r.number, n, c->stream)));
+    }
     PERI_CUDA_TRY(sum_pieces(u, p, c));
+#if defined(EXPERIMENT)
+    return update_fast<PERI_TBE_ROWWISE_ADAGRAD>(u, rooms, c);
+#else
     if (a->optimizer.exact) return update_any<false>(u, rooms, c);
     const bool narrow = a->rows.max_cols <= peri_tbe_shape<32, 4>::STRIP;
     if (narrow && a->optimizer.kind == PERI_TBE_SGD) return update_fast<PERI_TBE_SGD>(u, rooms, c);
     if (narrow && a->optimizer.kind == PERI_TBE_ROWWISE_ADAGRAD) return update_fast<PERI_TBE_ROWWISE_ADAGRAD>(u, rooms, c);
     return update_any<true>(u, rooms, c);
+#endif
 }
