@@ -14,12 +14,18 @@
 
 #include "../ref/tbe_step.h"
 
+#if !defined(UPDATE_ONCE)
+#define UPDATE_ONCE 3
+#endif
+#if !defined(UPDATE_LAYOUT)
+#define UPDATE_LAYOUT 1
+#endif
 template <int LANES_, int K_, bool WIDE_ = false> struct peri_tbe_shape {
     enum { LANES = LANES_, K = K_, STRIP = 4 * LANES_ * K_ };
     static constexpr bool WIDE = WIDE_;
 
     /** The first of the four columns that vector @k of @lane holds, in a strip. */
-    static __device__ __forceinline__ int column(int lane, int k) { return lane / 4 * (16 * K_) + 16 * k + lane % 4 * 4; }
+    static __device__ __forceinline__ int column(int lane, int k) { return UPDATE_LAYOUT ? lane / 4 * (16 * K_) + 16 * k + lane % 4 * 4 : 4 * (k * LANES_ + lane); }
 };
 typedef peri_tbe_shape<32, 8, true> peri_tbe_wide;
 
@@ -42,6 +48,21 @@ template <class S> struct peri_sum16 {
     /** Columns of a strip, of which the row has @left yet; x(k, c) is column c of vector k. */
     template <class X> __device__ __forceinline__ void add(int left, int lane, unsigned mask, X x)
     {
+        if (!UPDATE_LAYOUT) {
+            PERI_UNROLL
+            for (int k = 0; k < S::K; k++) {
+                if (S::LANES == 32 && 4 * S::LANES * k >= left) continue;
+                PERI_UNROLL
+                for (int h = 0; h < S::LANES / 4; h++) {
+                    PERI_UNROLL
+                    for (int c = 0; c < 4; c++) {
+                        const float mine = x(k, c), sum = fmaf(mine, mine, s[c]);
+                        s[c] = S::LANES == 4 ? sum : __shfl_sync(mask, sum, 4 * h + (lane & 3), S::LANES);
+                    }
+                }
+            }
+            return;
+        }
         PERI_UNROLL
         for (int four = 0; four < S::LANES / 4; four++) {
             if (S::LANES == 32 && 16 * S::K * four >= left) continue; /* fewer: groups may differ, and meet */
@@ -71,13 +92,10 @@ template <class S> struct peri_sum16 {
 #if !defined(UPDATE_FIRST)
 #define UPDATE_FIRST 1
 #endif
-#if !defined(UPDATE_ONCE)
-#define UPDATE_ONCE 1
-#endif
 /** *@p, of rows that a call meets once: the caches give them up before the gradients, which many rows share. */
 template <class T> static __device__ __forceinline__ T peri_load_once(const T *p)
 {
-#if defined(PERI_CUDA_HOST) || !UPDATE_ONCE
+#if defined(PERI_CUDA_HOST) || !(UPDATE_ONCE & 1)
     return *p;
 #else
     return __ldcs(p);
@@ -85,7 +103,7 @@ template <class T> static __device__ __forceinline__ T peri_load_once(const T *p
 }
 template <class T> static __device__ __forceinline__ void peri_store_once(T *p, T x)
 {
-#if defined(PERI_CUDA_HOST) || !UPDATE_ONCE
+#if defined(PERI_CUDA_HOST) || !(UPDATE_ONCE & 2)
     *p = x;
 #else
     __stcs(p, x);
