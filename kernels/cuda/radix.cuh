@@ -98,8 +98,11 @@ static __device__ __forceinline__ unsigned peri_radix_same(unsigned digit)
 #endif
 }
 
+#if !defined(RADIX_AHEAD)
+#define RADIX_AHEAD 8
+#endif
 template <int ITEMS>
-__global__ void __launch_bounds__(PERI_RADIX_THREADS, 2) peri_radix_pass(peri_radix r, int pass, const uint64_t *from, uint64_t *to)
+__global__ void __launch_bounds__(PERI_RADIX_THREADS, 3) peri_radix_pass(peri_radix r, int pass, const uint64_t *from, uint64_t *to)
 {
     PERI_SHARED(unsigned, tile_of, 1);
     PERI_SHARED(unsigned, ranks, PERI_WARPS * PERI_RADIX); /* [warp][digit]: keys with it in the warps before */
@@ -107,6 +110,7 @@ __global__ void __launch_bounds__(PERI_RADIX_THREADS, 2) peri_radix_pass(peri_ra
     PERI_SHARED(int64_t, moves, PERI_RADIX);               /* from there to its place in `to` */
     PERI_SHARED(uint64_t, room, PERI_RADIX_THREADS * ITEMS);
     const int lane = peri_lane(), warp = (int)threadIdx.x / 32;
+    enum { AHEAD = RADIX_AHEAD };
     const unsigned digit_of_thread = threadIdx.x;
     if (threadIdx.x == 0) *tile_of = atomicAdd(&r.next[pass], 1u);
     for (int w = 0; w < PERI_WARPS; w++) ranks[w * PERI_RADIX + digit_of_thread] = 0;
@@ -145,19 +149,7 @@ __global__ void __launch_bounds__(PERI_RADIX_THREADS, 2) peri_radix_pass(peri_ra
     int64_t all;
     const int64_t start = peri_block_scan(own, &all) - own;
     const int64_t count = (int64_t)r.counts[pass * PERI_RADIX + digit_of_thread], first = peri_block_scan(count, &all) - count;
-    uint64_t before = 0;
-    if (tile > 0) {
-        for (unsigned long long *p = published - PERI_RADIX;; ) {
-            const unsigned long long state = peri_radix_published(p);
-            if (state == 0) continue;
-            before += state >> 2;
-            if (state & PERI_RADIX_ALL) break;
-            p -= PERI_RADIX;
-        }
-        peri_radix_publish(published, peri_radix_state(PERI_RADIX_ALL, before + own));
-    }
     starts[digit_of_thread] = (unsigned)start;
-    moves[digit_of_thread] = first + (int64_t)before - start;
     __syncthreads();
     PERI_UNROLL
     for (int i = 0; i < ITEMS; i++) {
@@ -165,6 +157,23 @@ __global__ void __launch_bounds__(PERI_RADIX_THREADS, 2) peri_radix_pass(peri_ra
         const unsigned digit = r.digit(keys[i], pass), at = starts[digit] + mine[digit] + place[i];
         if (at < (unsigned)in_tile) room[at] = keys[i];
     }
+    uint64_t before = 0;
+    bool known = tile == 0;
+    for (int64_t back = 1; !known;) {
+        unsigned long long states[AHEAD];
+        PERI_UNROLL
+        for (int b = 0; b < AHEAD; b++)
+            states[b] = back + b <= tile ? peri_radix_published(published - (back + b) * PERI_RADIX) : 0;
+        PERI_UNROLL
+        for (int b = 0; b < AHEAD; b++) {
+            if (known || states[b] == 0) break; /* not yet there: ask again from here on */
+            before += states[b] >> 2;
+            known = (states[b] & PERI_RADIX_ALL) != 0;
+            back++;
+        }
+    }
+    if (tile > 0) peri_radix_publish(published, peri_radix_state(PERI_RADIX_ALL, before + own));
+    moves[digit_of_thread] = first + (int64_t)before - start;
     __syncthreads();
     PERI_UNROLL
     for (int i = 0; i < ITEMS; i++) {

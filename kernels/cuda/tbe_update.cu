@@ -338,6 +338,9 @@ template <bool IN_ORDER> struct update_runs {
 #if !defined(UPDATE_PREFETCH)
 #define UPDATE_PREFETCH 1
 #endif
+#if !defined(UPDATE_PHASES)
+#define UPDATE_PHASES 1
+#endif
 enum { WINDOW = UPDATE_WINDOW }; /* items whose runs a warp updates, one group of lanes a run */
 
 /** Start to bring a row and its state into the second-level cache. */
@@ -366,14 +369,16 @@ struct found_run {
 
 /** The runs that begin in the WINDOW items from @window on, in the order of their rows; all lanes call it. They hold the item before the
  *  window, those in it, and the one behind, so that each sees where a run begins and whether it ends in the window. */
-template <int KIND> __device__ __forceinline__ int find_runs(const update_args &u, uint32_t window, uint32_t n, found_run *runs)
+template <int KIND>
+__device__ __forceinline__ int find_runs(const update_args &u, uint32_t window, uint32_t n, int64_t from, int64_t past_, found_run *runs)
 {
     const unsigned all = 0xffffffffu;
     const int lane = peri_lane();
     const uint32_t e = window - 1 + lane; /* of lane 0 of the first window: 2^32 - 1 */
-    const uint64_t row = lane < WINDOW + 2 && e < n ? u.row(e) : (uint64_t)-1;
+    const uint64_t key = lane < WINDOW + 2 && e < n ? u.a.sorted[e] : (uint64_t)-1, row = key >> u.a.payload_bits;
+    const int64_t payload = (int64_t)(key & (((uint64_t)1 << u.a.payload_bits) - 1));
     const bool valid = row < (uint64_t)u.a.rows.total_rows, begins = __shfl_up_sync(all, row, 1) != row;
-    const bool head = valid && begins && lane > 0 && lane <= WINDOW;
+    const bool head = valid && begins && lane > 0 && lane <= WINDOW && (KIND < 0 || (payload >= from && payload < past_));
     const unsigned heads = __ballot_sync(all, head), edges = __ballot_sync(all, lane < WINDOW + 2 && (begins || !valid));
     __syncwarp(); /* the runs of the window before have been read */
     if (head) {
@@ -390,7 +395,7 @@ template <int KIND> __device__ __forceinline__ int find_runs(const update_args &
 /** A warp has the runs that begin in a window; each group of its lanes takes the next one. Groups that find none go along with no column,
  *  since all lanes meet in the shuffles. */
 template <class S, int KIND, bool IN_ORDER, int BLOCKS>
-__global__ void __launch_bounds__(PERI_BLOCK, BLOCKS) update_windows(update_args u, float *rooms, int64_t room)
+__global__ void __launch_bounds__(PERI_BLOCK, BLOCKS) update_windows(update_args u, int64_t step, float *rooms, int64_t room)
 {
     enum { GROUPS = 32 / S::LANES };
     PERI_SHARED(found_run, found, PERI_WARPS * WINDOW);
@@ -401,7 +406,8 @@ __global__ void __launch_bounds__(PERI_BLOCK, BLOCKS) update_windows(update_args
     found_run *const runs = found + warp * WINDOW;
     uint32_t all = 0;
     for (int64_t window = peri_grid_thread() / 32 * WINDOW; window < n; window += peri_grid_threads() / 32 * WINDOW) {
-        const int count = find_runs<KIND>(u, (uint32_t)window, n, runs);
+        const int64_t from = blockIdx.y * step, past = blockIdx.y + 1 == gridDim.y ? INT64_MAX : from + step;
+        const int count = find_runs<KIND>(u, (uint32_t)window, n, from, past, runs);
         all += count;
         for (int r = group; r - group < count; r += GROUPS) {
             if (KIND < 0 && r >= count) continue;
@@ -458,7 +464,8 @@ cudaError_t update(const update_args &u, float *rooms, const peri_cuda_call *c)
 {
     const int64_t windows = (u.a.capacity + WINDOW - 1) / WINDOW, blocks = (windows + PERI_WARPS - 1) / PERI_WARPS;
     const int64_t most = S::WIDE ? PERI_TBE_WIDE_BLOCKS : INT32_MAX;
-    return peri_cuda_launch(update_windows<S, KIND, IN_ORDER, BLOCKS>, (unsigned)(blocks < most ? blocks : most), PERI_BLOCK, 0, c, u, rooms,
+    const dim3 grid((unsigned)(blocks < most ? blocks : most), KIND >= 0 ? UPDATE_PHASES : 1);
+    return peri_cuda_launch(update_windows<S, KIND, IN_ORDER, BLOCKS>, grid, PERI_BLOCK, 0, c, u, u.a.work / grid.y, rooms,
                             peri_tbe_room(u.a.rows.max_cols));
 }
 
