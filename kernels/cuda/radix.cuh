@@ -15,32 +15,38 @@
 #include "cub.cuh"
 #include "scan.cuh"
 
-#if !defined(RADIX_ITEMS)
-#define RADIX_ITEMS 16
-#endif
+/** PERI_RADIX: digits, and threads of a block. */
 enum { PERI_RADIX_BITS = 8, PERI_RADIX = 1 << PERI_RADIX_BITS, PERI_RADIX_PASSES = 8 };
+enum { PERI_RADIX_ITEMS = 12, PERI_RADIX_TILE = PERI_RADIX * PERI_RADIX_ITEMS };
+static_assert(PERI_RADIX == PERI_BLOCK, "a thread a digit");
 
-/** A sort of @n keys by bits [low, low + bits). `cleared` bytes of the scratch from `counts` on start as 0. */
+/** A sort of @n keys by bits [low, low + bits), and where it keeps what, in bytes from the beginning of its scratch. */
 struct peri_radix {
     int64_t n, tiles;
-    int low, bits, passes, width; /* of a digit; the last one may have fewer */
-    unsigned long long *counts;    /* [passes][PERI_RADIX]: keys with each digit */
-    unsigned long long *published; /* [passes][tiles][PERI_RADIX]: see peri_radix_state */
-    unsigned *next;      /* [passes]: tiles taken */
-    uint64_t *keys[2];   /* where the caller puts them, and the other room; the result may be in a place of the caller's */
-    int64_t cleared, bytes;
+    int low, bits, passes, width; /* width: bits of a digit; the last one may have fewer */
+    char *scratch;
+    int64_t published, next, cleared, keys[2], bytes; /* the first `cleared` bytes start as 0 */
 
-    __host__ __device__ int shift(int pass) const { return low + pass * width; }
-    __host__ __device__ int digit_bits(int pass) const { return bits - pass * width < width ? bits - pass * width : width; }
+    /** [passes][PERI_RADIX]: keys with each digit. The caller counts. */
+    __host__ __device__ unsigned long long *counts_of(int pass) const { return (unsigned long long *)scratch + pass * PERI_RADIX; }
+    /** [PERI_RADIX] of a tile: see peri_radix_state. */
+    __device__ unsigned long long *published_of(int pass, int64_t tile) const
+    {
+        return (unsigned long long *)(scratch + published) + (pass * tiles + tile) * PERI_RADIX;
+    }
+    __device__ unsigned *next_of(int pass) const { return (unsigned *)(scratch + next) + pass; }
+    /** 0: where the caller puts the keys; 1: room for as many. */
+    __host__ __device__ uint64_t *keys_of(int which) const { return (uint64_t *)(scratch + keys[which]); }
+
     __device__ __forceinline__ unsigned digit(uint64_t key, int pass) const
     {
-        return (unsigned)(key >> shift(pass)) & ((1u << digit_bits(pass)) - 1);
+        const int from = pass * width, left = bits - from;
+        return (unsigned)(key >> (low + from)) & ((1u << (left < width ? left : width)) - 1);
     }
 };
 
-enum { PERI_RADIX_THREADS = PERI_RADIX, PERI_RADIX_ITEMS = RADIX_ITEMS, PERI_RADIX_TILE = PERI_RADIX_THREADS * PERI_RADIX_ITEMS };
-
-static inline peri_radix peri_radix_of(char *scratch, int64_t n, int low, int bits)
+/** scratch: to be set by the caller. */
+static inline peri_radix peri_radix_of(int64_t n, int low, int bits)
 {
     peri_radix r = {};
     r.n = n;
@@ -49,20 +55,20 @@ static inline peri_radix peri_radix_of(char *scratch, int64_t n, int low, int bi
     r.bits = bits;
     r.passes = (bits + PERI_RADIX_BITS - 1) / PERI_RADIX_BITS;
     r.width = (bits + r.passes - 1) / r.passes;
-    const int64_t counts = peri_part(8 * r.passes * PERI_RADIX), published = peri_part(8 * r.passes * r.tiles * PERI_RADIX);
-    const int64_t next = peri_part(4 * r.passes);
-    r.counts = (unsigned long long *)scratch;
-    r.published = (unsigned long long *)(scratch + counts);
-    r.next = (unsigned *)(scratch + counts + published);
-    r.cleared = counts + published + next;
-    for (int k = 0; k < 2; k++) r.keys[k] = (uint64_t *)(scratch + r.cleared + k * peri_part(8 * n));
-    r.bytes = r.cleared + 2 * peri_part(8 * n);
+    r.published = peri_part(8 * r.passes * PERI_RADIX);
+    r.next = r.published + peri_part(8 * r.passes * r.tiles * PERI_RADIX);
+    r.cleared = r.keys[0] = r.next + peri_part(4 * r.passes);
+    r.keys[1] = r.keys[0] + peri_part(8 * n);
+    r.bytes = r.keys[1] + peri_part(8 * n);
     return r;
 }
 
 /** What a tile has published for a digit: its own keys, or those of it and of all tiles before. 0: nothing yet. */
 enum { PERI_RADIX_OWN = 1, PERI_RADIX_ALL = 2 };
-static __device__ __forceinline__ unsigned long long peri_radix_state(int what, uint64_t keys) { return (unsigned long long)keys << 2 | what; }
+static __device__ __forceinline__ unsigned long long peri_radix_state(unsigned what, uint64_t keys)
+{
+    return (unsigned long long)keys << 2 | what;
+}
 
 static __device__ __forceinline__ void peri_radix_publish(unsigned long long *p, unsigned long long state)
 {
@@ -81,82 +87,30 @@ static __device__ __forceinline__ unsigned long long peri_radix_published(unsign
 #endif
 }
 
-/** The lanes of the warp that have the same digit. */
-static __device__ __forceinline__ unsigned peri_radix_same(unsigned digit)
-{
-#if defined(PERI_CUDA_HOST)
-    return __match_any_sync(0xffffffffu, digit);
-#else
-    unsigned same = 0xffffffffu;
-    PERI_UNROLL
-    for (int b = 0; b < PERI_RADIX_BITS; b++) {
-        const bool set = digit >> b & 1;
-        const unsigned with = __ballot_sync(0xffffffffu, set);
-        same &= set ? with : ~with;
-    }
-    return same;
-#endif
-}
-
-#if !defined(RADIX_AHEAD)
-#define RADIX_AHEAD 8
-#endif
+/** Rank a warp's keys: place[i] = of the keys before key i, those with the same digit. counts: of each digit, all of them in the end.
+ *  lanes: of each digit, the lanes whose key has it; 0 before and after. Both are the warp's own, in shared memory. */
 template <int ITEMS>
-__global__ void __launch_bounds__(PERI_RADIX_THREADS, 3) peri_radix_pass(peri_radix r, int pass, const uint64_t *from, uint64_t *to)
+static __device__ __forceinline__ void peri_radix_rank(const peri_radix &r, int pass, const uint64_t (&keys)[ITEMS], int left, unsigned *counts,
+                                                       unsigned *lanes, unsigned (&place)[ITEMS])
 {
-    PERI_SHARED(unsigned, tile_of, 1);
-    PERI_SHARED(unsigned, ranks, PERI_WARPS * PERI_RADIX); /* [warp][digit]: keys with it in the warps before */
-    PERI_SHARED(unsigned, starts, PERI_RADIX);             /* of a digit in the tile */
-    PERI_SHARED(int64_t, moves, PERI_RADIX);               /* from there to its place in `to` */
-    PERI_SHARED(uint64_t, room, PERI_RADIX_THREADS * ITEMS);
-    const int lane = peri_lane(), warp = (int)threadIdx.x / 32;
-    enum { AHEAD = RADIX_AHEAD };
-    const unsigned digit_of_thread = threadIdx.x;
-    if (threadIdx.x == 0) *tile_of = atomicAdd(&r.next[pass], 1u);
-    for (int w = 0; w < PERI_WARPS; w++) ranks[w * PERI_RADIX + digit_of_thread] = 0;
-    __syncthreads();
-    const int64_t tile = *tile_of, begin = tile * (PERI_RADIX_THREADS * ITEMS), left = r.n - begin;
-    const int in_tile = (int)(left < PERI_RADIX_THREADS * ITEMS ? left : PERI_RADIX_THREADS * ITEMS);
-    uint64_t keys[ITEMS];
-    unsigned place[ITEMS];
     PERI_UNROLL
     for (int i = 0; i < ITEMS; i++) {
-        const int at = warp * 32 * ITEMS + i * 32 + lane;
-        keys[i] = at < in_tile ? from[begin + at] : ~(uint64_t)0;
-    }
-    unsigned *const mine = ranks + warp * PERI_RADIX;
-    PERI_UNROLL
-    for (int i = 0; i < ITEMS; i++) {
-        if (warp * 32 * ITEMS + i * 32 >= in_tile) continue; /* the whole warp */
-        const unsigned digit = r.digit(keys[i], pass), same = peri_radix_same(digit), below = same & ((1u << lane) - 1);
-        const unsigned before = mine[digit];
+        if (32 * i >= left) continue; /* the whole warp */
+        const unsigned digit = r.digit(keys[i], pass);
+        atomicOr(&lanes[digit], 1u << peri_lane());
+        __syncwarp();
+        const unsigned same = lanes[digit], below = same & ((1u << peri_lane()) - 1), before = counts[digit];
         place[i] = before + __popc(below);
         __syncwarp();
-        if (below == 0) mine[digit] = before + __popc(same);
+        if (below == 0) counts[digit] = before + __popc(same), lanes[digit] = 0;
         __syncwarp();
     }
-    __syncthreads();
-    /* From here on, a thread a digit. Keys that are not there have the last digit, behind all others that have it. */
-    unsigned own = 0;
-    PERI_UNROLL
-    for (int w = 0; w < PERI_WARPS; w++) {
-        const unsigned n = ranks[w * PERI_RADIX + digit_of_thread];
-        ranks[w * PERI_RADIX + digit_of_thread] = own;
-        own += n;
-    }
-    unsigned long long *const published = r.published + ((int64_t)pass * r.tiles + tile) * PERI_RADIX + digit_of_thread;
-    peri_radix_publish(published, peri_radix_state(tile == 0 ? PERI_RADIX_ALL : PERI_RADIX_OWN, own));
-    int64_t all;
-    const int64_t start = peri_block_scan(own, &all) - own;
-    const int64_t count = (int64_t)r.counts[pass * PERI_RADIX + digit_of_thread], first = peri_block_scan(count, &all) - count;
-    starts[digit_of_thread] = (unsigned)start;
-    __syncthreads();
-    PERI_UNROLL
-    for (int i = 0; i < ITEMS; i++) {
-        if (warp * 32 * ITEMS + i * 32 >= in_tile) continue;
-        const unsigned digit = r.digit(keys[i], pass), at = starts[digit] + mine[digit] + place[i];
-        if (at < (unsigned)in_tile) room[at] = keys[i];
-    }
+}
+
+/** How many keys of all tiles before @tile have the digit whose word of @tile is at @published. */
+static __device__ __forceinline__ uint64_t peri_radix_before(unsigned long long *published, int64_t tile)
+{
+    enum { AHEAD = 8 }; /* words in flight */
     uint64_t before = 0;
     bool known = tile == 0;
     for (int64_t back = 1; !known;) {
@@ -172,25 +126,69 @@ __global__ void __launch_bounds__(PERI_RADIX_THREADS, 3) peri_radix_pass(peri_ra
             back++;
         }
     }
-    if (tile > 0) peri_radix_publish(published, peri_radix_state(PERI_RADIX_ALL, before + own));
-    moves[digit_of_thread] = first + (int64_t)before - start;
+    return before;
+}
+
+/** One pass: the keys of @from by digit @pass into @to. Each warp of a block has a part of its tile, 32 keys at a time. */
+static __global__ void __launch_bounds__(PERI_RADIX, 3) peri_radix_pass(peri_radix r, int pass, const uint64_t *from, uint64_t *to)
+{
+    enum { ITEMS = PERI_RADIX_ITEMS };
+    PERI_SHARED(unsigned, tile_of, 1);
+    PERI_SHARED(unsigned, ranks, PERI_WARPS * PERI_RADIX); /* [warp][digit]: keys of the warp that have it; then of the warps before */
+    PERI_SHARED(unsigned, lanes, PERI_WARPS * PERI_RADIX);
+    PERI_SHARED(unsigned, starts, PERI_RADIX);    /* of a digit in the sorted tile */
+    PERI_SHARED(int64_t, moves, PERI_RADIX);      /* from there to its place in `to` */
+    PERI_SHARED(uint64_t, room, PERI_RADIX_TILE); /* the sorted tile */
+    const int thread = (int)threadIdx.x, warp = thread / 32, first_of_warp = warp * 32 * ITEMS;
+    if (thread == 0) *tile_of = atomicAdd(r.next_of(pass), 1u);
+    for (int w = 0; w < PERI_WARPS; w++) ranks[w * PERI_RADIX + thread] = lanes[w * PERI_RADIX + thread] = 0;
+    __syncthreads();
+    const int64_t tile = *tile_of, begin = tile * PERI_RADIX_TILE, left = r.n - begin;
+    const int in_tile = (int)(left < PERI_RADIX_TILE ? left : PERI_RADIX_TILE);
+    uint64_t keys[ITEMS];
+    unsigned place[ITEMS];
+    PERI_UNROLL
+    for (int i = 0; i < ITEMS; i++) {
+        const int at = first_of_warp + i * 32 + peri_lane();
+        keys[i] = at < in_tile ? from[begin + at] : ~(uint64_t)0; /* has the last digit, and is behind all others that have it */
+    }
+    unsigned *const mine = ranks + warp * PERI_RADIX;
+    peri_radix_rank(r, pass, keys, in_tile - first_of_warp, mine, lanes + warp * PERI_RADIX, place);
+    __syncthreads();
+    unsigned own = 0; /* of this thread's digit */
+    PERI_UNROLL
+    for (int w = 0; w < PERI_WARPS; w++) {
+        const unsigned n = ranks[w * PERI_RADIX + thread];
+        ranks[w * PERI_RADIX + thread] = own;
+        own += n;
+    }
+    unsigned long long *const published = r.published_of(pass, tile) + thread;
+    peri_radix_publish(published, peri_radix_state(tile == 0 ? PERI_RADIX_ALL : PERI_RADIX_OWN, own));
+    int64_t all;
+    const int64_t start = peri_block_scan(own, &all) - own, count = (int64_t)r.counts_of(pass)[thread];
+    const int64_t first = peri_block_scan(count, &all) - count;
+    starts[thread] = (unsigned)start;
     __syncthreads();
     PERI_UNROLL
     for (int i = 0; i < ITEMS; i++) {
-        const int at = i * PERI_RADIX_THREADS + (int)threadIdx.x;
-        if (at >= in_tile) continue;
-        const uint64_t key = room[at];
-        to[moves[r.digit(key, pass)] + at] = key;
+        if (first_of_warp + i * 32 >= in_tile) continue;
+        const unsigned digit = r.digit(keys[i], pass), at = starts[digit] + mine[digit] + place[i];
+        if (at < (unsigned)in_tile) room[at] = keys[i];
     }
+    const uint64_t before = peri_radix_before(published, tile);
+    if (tile > 0) peri_radix_publish(published, peri_radix_state(PERI_RADIX_ALL, before + own));
+    moves[thread] = first + (int64_t)before - start;
+    __syncthreads();
+    for (int at = thread; at < in_tile; at += PERI_RADIX) to[moves[r.digit(room[at], pass)] + at] = room[at];
 }
 
-/** Sort the keys in r.keys[0] into @sorted. */
+/** Sort the keys into @sorted. */
 static inline cudaError_t peri_radix_sort(const peri_radix &r, uint64_t *sorted, const peri_cuda_call *c)
 {
-    const uint64_t *from = r.keys[0];
+    const uint64_t *from = r.keys_of(0);
     for (int pass = 0; pass < r.passes; pass++) {
-        uint64_t *to = pass == r.passes - 1 ? sorted : r.keys[(pass + 1) % 2];
-        PERI_CUDA_TRY(peri_cuda_launch(peri_radix_pass<PERI_RADIX_ITEMS>, (unsigned)r.tiles, PERI_RADIX_THREADS, 0, c, r, pass, from, to));
+        uint64_t *to = pass == r.passes - 1 ? sorted : r.keys_of((pass + 1) % 2);
+        PERI_CUDA_TRY(peri_cuda_launch(peri_radix_pass, (unsigned)r.tiles, PERI_RADIX, 0, c, r, pass, from, to));
         from = to;
     }
     return cudaSuccess;

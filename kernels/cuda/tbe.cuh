@@ -33,14 +33,6 @@ template <int LANES> static inline dim3 peri_bags_grid(const peri_k_tbe_list *s)
     return dim3((unsigned)(x < 65536 ? x : 65536), (unsigned)(s->n_blocks < 65535 ? s->n_blocks : 65535));
 }
 
-/** Thread blocks for LANES threads a bag: the bags of a block of the list in x, these in y; at least one. */
-template <int LANES> static inline dim3 peri_bags_grid(const peri_k_tbe_list *s)
-{
-    const int64_t per = PERI_BLOCK / LANES, bags = s->most_bags < s->all_bags ? s->most_bags : s->all_bags;
-    const int64_t x = bags < per ? 1 : bags / per + (bags % per != 0), y = s->n_blocks < 1 ? 1 : s->n_blocks;
-    return dim3((unsigned)(x < 65536 ? x : 65536), (unsigned)(y < 65535 ? y : 65535));
-}
-
 /** f(k, j, lane, mask) for each bag j of each block k, by LANES neighbouring threads. */
 template <int LANES, class F> static inline cudaError_t peri_each_bag(const peri_k_tbe_list *s, const peri_cuda_call *c, F f)
 {

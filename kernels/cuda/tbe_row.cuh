@@ -2,10 +2,15 @@
  *
  * tbe_row.cuh: kernels/tbe.h: the update of a row by every optimizer, weights and gradient in registers.
  *
- * A row is LANES lanes', each of which has four neighbouring columns in every 4 * LANES of them, K times. So memory is met in vectors of
- * 16 bytes side by side, and the sixteen partial sums of sum16 are those of four lanes: with LANES 4 each lane adds up its own; with
- * more, a partial sum goes from lane to lane in the order of the columns. Rows that are wider than a group's registers (WIDE) are met
- * strip by strip, and lie in between in a room of the group's.
+ * A row is LANES lanes', each of which holds K vectors of four neighbouring columns. Four lanes hold 16 * K columns, sixteen of them side
+ * by side K times, and the next four lanes hold the 16 * K columns behind those. LANES 8, K 2:
+ *
+ *     columns   0..3   4..7   8..11  12..15 16..19 20..23 24..27 28..31 32..35 36..39 ...
+ *     lane      0      1      2      3      0      1      2      3      4      5
+ *
+ * So memory is met in pieces of 64 bytes, and each of the sixteen partial sums of sum16 stays in one lane for K additions before it goes
+ * to the next four lanes. Rows that are wider than a group's registers (WIDE) are met strip by strip, and lie in between in a room of the
+ * group's.
  */
 #ifndef PERI_KERNELS_CUDA_TBE_ROW_CUH
 #define PERI_KERNELS_CUDA_TBE_ROW_CUH
@@ -14,18 +19,12 @@
 
 #include "../ref/tbe_step.h"
 
-#if !defined(UPDATE_ONCE)
-#define UPDATE_ONCE 3
-#endif
-#if !defined(UPDATE_LAYOUT)
-#define UPDATE_LAYOUT 1
-#endif
 template <int LANES_, int K_, bool WIDE_ = false> struct peri_tbe_shape {
     enum { LANES = LANES_, K = K_, STRIP = 4 * LANES_ * K_ };
     static constexpr bool WIDE = WIDE_;
 
     /** The first of the four columns that vector @k of @lane holds, in a strip. */
-    static __device__ __forceinline__ int column(int lane, int k) { return UPDATE_LAYOUT ? lane / 4 * (16 * K_) + 16 * k + lane % 4 * 4 : 4 * (k * LANES_ + lane); }
+    static __device__ __forceinline__ int column(int lane, int k) { return lane / 4 * (16 * K_) + 16 * k + lane % 4 * 4; }
 };
 typedef peri_tbe_shape<32, 8, true> peri_tbe_wide;
 
@@ -48,24 +47,9 @@ template <class S> struct peri_sum16 {
     /** Columns of a strip, of which the row has @left yet; x(k, c) is column c of vector k. */
     template <class X> __device__ __forceinline__ void add(int left, int lane, unsigned mask, X x)
     {
-        if (!UPDATE_LAYOUT) {
-            PERI_UNROLL
-            for (int k = 0; k < S::K; k++) {
-                if (S::LANES == 32 && 4 * S::LANES * k >= left) continue;
-                PERI_UNROLL
-                for (int h = 0; h < S::LANES / 4; h++) {
-                    PERI_UNROLL
-                    for (int c = 0; c < 4; c++) {
-                        const float mine = x(k, c), sum = fmaf(mine, mine, s[c]);
-                        s[c] = S::LANES == 4 ? sum : __shfl_sync(mask, sum, 4 * h + (lane & 3), S::LANES);
-                    }
-                }
-            }
-            return;
-        }
         PERI_UNROLL
         for (int four = 0; four < S::LANES / 4; four++) {
-            if (S::LANES == 32 && 16 * S::K * four >= left) continue; /* fewer: groups may differ, and meet */
+            if (S::LANES == 32 && 16 * S::K * four >= left) continue; /* where groups share a warp, all meet */
             PERI_UNROLL
             for (int c = 0; c < 4; c++) {
                 float sum = s[c];
@@ -89,13 +73,11 @@ template <class S> struct peri_sum16 {
     }
 };
 
-#if !defined(UPDATE_FIRST)
-#define UPDATE_FIRST 1
-#endif
-/** *@p, of rows that a call meets once: the caches give them up before the gradients, which many rows share. */
+/** Load and store numbers of rows, which a call meets once: the second-level cache gives them up first, and keeps the gradients, which
+ *  many rows share. */
 template <class T> static __device__ __forceinline__ T peri_load_once(const T *p)
 {
-#if defined(PERI_CUDA_HOST) || !(UPDATE_ONCE & 1)
+#if defined(PERI_CUDA_HOST)
     return *p;
 #else
     return __ldcs(p);
@@ -103,7 +85,7 @@ template <class T> static __device__ __forceinline__ T peri_load_once(const T *p
 }
 template <class T> static __device__ __forceinline__ void peri_store_once(T *p, T x)
 {
-#if defined(PERI_CUDA_HOST) || !(UPDATE_ONCE & 2)
+#if defined(PERI_CUDA_HOST)
     *p = x;
 #else
     __stcs(p, x);
@@ -452,8 +434,9 @@ template <class S> struct peri_tbe_row {
         });
     }
 
-    /** Update the row; source(strip) puts a strip of its gradient into g. KIND: the optimizer, -1: what o->kind says. */
-    template <int KIND, class F> __device__ __forceinline__ void update(F source)
+    /** Update the row; source(strip) puts a strip of its gradient into g. KIND: the optimizer, -1: what o->kind says. NEAR: the weights are
+     *  on their way to the second-level cache already, so that they need no registers while the gradient is added up. */
+    template <int KIND, bool NEAR = false, class F> __device__ __forceinline__ void update(F source)
     {
         const int kind = KIND >= 0 ? KIND : o->kind;
         const bool l2 = o->decay == PERI_DECAY_L2, lamb = is(kind, PERI_TBE_LAMB, PERI_TBE_PARTIAL_ROWWISE_LAMB);
@@ -465,9 +448,9 @@ template <class S> struct peri_tbe_row {
         peri_sum16<S> squares, weights, gradients;
         const float state = kind == PERI_TBE_ROWWISE_ADAGRAD && cols > 0 ? rows->momentum1[linear] : 0;
         strips([&](int strip) {
-            if (UPDATE_FIRST) ask_weights(strip);
+            if (!NEAR) ask_weights(strip);
             source(strip);
-            if (!UPDATE_FIRST) ask_weights(strip);
+            if (NEAR) ask_weights(strip);
             open_weights();
             const int left = cols - strip;
             if (counted || kind == PERI_TBE_ROWWISE_ADAGRAD) {
@@ -508,7 +491,8 @@ __global__ void __launch_bounds__(PERI_BLOCK, KIND < 0 ? 1 : 2) peri_tbe_rows_ke
     for (int64_t i = group; i < n; i += groups) {
         int64_t table, linear;
         if (!job.find(i, &table, &linear)) continue;
-        peri_tbe_row<S> row(&job.rows, &job.optimizer, peri_tbe_place_in(&job.rows, table, linear), S::WIDE ? rooms + group * room : NULL, lane, mask);
+        const peri_tbe_place place = peri_tbe_place_in(&job.rows, table, linear);
+        peri_tbe_row<S> row(&job.rows, &job.optimizer, place, S::WIDE ? rooms + group * room : NULL, lane, mask);
         job.template run<KIND>(row, i);
     }
 }

@@ -1,18 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * tbe_sort.cu: kernels/tbe.h: the items of a batch in the order of their rows: keys of all items, 8 lanes a bag, then one radix sort of
- * the whole device by the bits of the rows alone, which is stable. How many items there are is known on the device only: what is beyond
- * them, up to the capacity, sorts behind them.
+ * the whole device by the bits of the rows alone, which is stable (radix.cuh). How many items there are is known on the device only: what
+ * is beyond them, up to the capacity, sorts behind them.
  */
 #include "radix.cuh"
 #include "tbe.cuh"
 
 namespace {
 
-#if !defined(SORT_LANES)
-#define SORT_LANES 8
-#endif
-enum { LANES = SORT_LANES };
+enum { LANES = 8 };
 
 /** Counts of digits, of one thread block. */
 struct digit_counts {
@@ -26,8 +23,8 @@ struct digit_counts {
 /** Write and count the keys of the items of bag j of block k. Of an item that several bags hold, because offsets run backwards between
  *  them, one key is left: there is one bag less that goes back over the item than bags that hold it, and those take its digits, which are
  *  of its row alone, from the counts. */
-__device__ __forceinline__ void keys_of_bag(const peri_op_tbe_sort &a, const peri_radix &r, const digit_counts &digits, int64_t k, int64_t j,
-                                            int lane)
+__device__ __forceinline__ void keys_of_bag(const peri_op_tbe_sort &a, const peri_radix &r, const digit_counts &digits, int64_t k,
+                                            int64_t j, int lane)
 {
     const peri_k_tbe_list *s = &a.list;
     const peri_k_tbe_block *b = &s->blocks[k];
@@ -41,7 +38,7 @@ __device__ __forceinline__ void keys_of_bag(const peri_op_tbe_sort &a, const per
     for (int64_t i = first + lane; i < past; i += LANES) {
         const int64_t p = place + i, grad = b->out_offset + tbe_out_row(t, tbe_places(s, b), j, i) * b->out_stride;
         const uint64_t key = key_of(i) | (uint64_t)(a.items ? p : grad);
-        r.keys[0][p] = key;
+        r.keys_of(0)[p] = key;
         digits.add(r, key, 1);
         if (!a.items) continue;
         peri_k_tbe_item item = {grad, s->weights ? s->weights[i] * factor : factor, 0};
@@ -65,19 +62,19 @@ __global__ void __launch_bounds__(PERI_BLOCK, 4) make_keys(peri_op_tbe_sort a, p
         for (int64_t j = peri_grid_thread() / LANES; j < bags; j += peri_grid_threads() / LANES) keys_of_bag(a, r, digits, k, j, lane);
     }
     for (int64_t e = s->spans[s->n_blocks].items + peri_grid_thread(); blockIdx.y == 0 && e < s->capacity; e += peri_grid_threads()) {
-        r.keys[0][e] = ~(uint64_t)0;
+        r.keys_of(0)[e] = ~(uint64_t)0;
         digits.add(r, ~(uint64_t)0, 1);
     }
     __syncthreads();
     for (int i = (int)threadIdx.x; i < r.passes * PERI_RADIX; i += PERI_BLOCK)
-        if (counts[i]) atomicAdd(&r.counts[i], (unsigned long long)(long long)counts[i]);
+        if (counts[i]) atomicAdd(&r.counts_of(0)[i], (unsigned long long)(long long)counts[i]);
 }
 
 /** Few blocks, since each adds its counts to those of all. */
 dim3 keys_grid(const peri_k_tbe_list *s, const peri_cuda_call *c)
 {
     dim3 grid = peri_bags_grid<LANES>(s);
-    const unsigned most = (unsigned)c->processors * 4, y = grid.y < most ? grid.y : most, x = most / y;
+    const unsigned most = (unsigned)c->processors * 4, rows = grid.y > 0 ? grid.y : 1, y = rows < most ? rows : most, x = most / y;
     return dim3(grid.x < x ? grid.x : x, y);
 }
 
@@ -88,17 +85,15 @@ int row_bits(int64_t total_rows)
     return bits;
 }
 
-peri_radix radix_of(const peri_op_tbe_sort *a, char *scratch)
-{
-    return peri_radix_of(scratch, a->list.capacity, a->payload_bits, row_bits(a->total_rows));
-}
+peri_radix radix_of(const peri_op_tbe_sort *a) { return peri_radix_of(a->list.capacity, a->payload_bits, row_bits(a->total_rows)); }
 
 } // namespace
 
-PERI_CUDA_SCRATCH(tbe_sort) { return radix_of(a, NULL).bytes; }
+PERI_CUDA_SCRATCH(tbe_sort) { return radix_of(a).bytes; }
 PERI_CUDA_OP(tbe_sort)
 {
-    const peri_radix r = radix_of(a, c->scratch);
+    peri_radix r = radix_of(a);
+    r.scratch = c->scratch;
     if (r.n <= 0) return cudaSuccess;
     PERI_CUDA_TRY(cudaMemsetAsync(c->scratch, 0, (size_t)r.cleared, c->stream));
     PERI_CUDA_TRY(peri_cuda_launch(make_keys, keys_grid(&a->list, c), PERI_BLOCK, 0, c, *a, r));

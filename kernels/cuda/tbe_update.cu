@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tbe_update.cu: kernels/tbe.h: the backward pass of sorted items: runs of equal rows are found by marking where they begin and a
- * cumulative sum; a group of lanes sums the gradients of a run, 128 bits a lane and K of them in flight, and updates the row at once.
+ * tbe_update.cu: kernels/tbe.h: the backward pass of sorted items. A warp has a window of the sorted items, finds the runs of equal rows
+ * that begin there, and deals them out to groups of its lanes. A group sums the gradients of a run, 128 bits a lane and K of them in
+ * flight, and updates the row at once. Runs have no numbers but where the summed gradients themselves are asked for, one behind the other.
  *
  * Runs of more than one group of 256 items are cut: sums of whole groups are a warp's each, and the run's group adds them up, in the
  * order that the header fixes. Where the sum of a group lies needs neither a list nor an atomic counter: of the items of
@@ -12,7 +13,15 @@
 
 namespace {
 
-enum { GROUP = 256 };
+enum {
+    GROUP = 256,
+    WINDOW = 8, /* items whose runs a warp updates; more would ask for more rows than fit the second-level cache beside the gradients */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    ASKS = 1 /* whether a warp asks for the rows of its window before it adds up their gradients: there is an instruction for a whole row */
+#else
+    ASKS = 0
+#endif
+};
 
 /** What lies in the operation's scratch. */
 struct runs {
@@ -312,7 +321,7 @@ template <bool IN_ORDER> struct update_runs {
     template <int KIND, class S> __device__ __forceinline__ void run(peri_tbe_row<S> &row, uint32_t start, uint32_t end) const
     {
         if (KIND < 0 && u.a.optimizer.kind == PERI_TBE_NONE) return give(row, start, end);
-        row.template update<KIND>([&](int strip) { sum(row, start, end, strip); });
+        row.template update<KIND, (KIND >= 0 && ASKS)>([&](int strip) { sum(row, start, end, strip); });
     }
 
     /** The gradient alone is asked for. */
@@ -332,29 +341,14 @@ template <bool IN_ORDER> struct update_runs {
     }
 };
 
-#if !defined(UPDATE_WINDOW)
-#define UPDATE_WINDOW 16
-#endif
-#if !defined(UPDATE_PREFETCH)
-#define UPDATE_PREFETCH 1
-#endif
-#if !defined(UPDATE_PHASES)
-#define UPDATE_PHASES 1
-#endif
-enum { WINDOW = UPDATE_WINDOW }; /* items whose runs a warp updates, one group of lanes a run */
-
 /** Start to bring a row and its state into the second-level cache. */
 __device__ __forceinline__ void ask_for_row(const update_args &u, const peri_tbe_place &place)
 {
-#if UPDATE_PREFETCH && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    const unsigned width = u.a.rows.weight_dtype == PERI_F32 ? 4 : 2, bytes = place.cols * width;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    const unsigned width = u.a.rows.weight_dtype == PERI_F32 ? 4 : 2, bytes = (unsigned)place.cols * width;
     const char *p = (const char *)u.a.rows.weight + place.at * width;
-#if UPDATE_PREFETCH == 1
-    if (((unsigned)(uintptr_t)p | bytes) % 16 == 0)
+    if ((((unsigned)(uintptr_t)p | bytes) & 15) == 0)
         asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(p)), "r"(bytes) : "memory");
-#else
-    for (unsigned b = 0; b < bytes; b += UPDATE_PREFETCH == 2 ? 128 : 64) asm volatile("prefetch.global.L2 [%0];" ::"l"(p + b));
-#endif
     if (u.a.rows.momentum1) asm volatile("prefetch.global.L2 [%0];" ::"l"(u.a.rows.momentum1 + place.linear));
 #else
     (void)u, (void)place;
@@ -369,22 +363,20 @@ struct found_run {
 
 /** The runs that begin in the WINDOW items from @window on, in the order of their rows; all lanes call it. They hold the item before the
  *  window, those in it, and the one behind, so that each sees where a run begins and whether it ends in the window. */
-template <int KIND>
-__device__ __forceinline__ int find_runs(const update_args &u, uint32_t window, uint32_t n, int64_t from, int64_t past_, found_run *runs)
+template <int KIND> __device__ __forceinline__ int find_runs(const update_args &u, uint32_t window, uint32_t n, found_run *runs)
 {
     const unsigned all = 0xffffffffu;
     const int lane = peri_lane();
     const uint32_t e = window - 1 + lane; /* of lane 0 of the first window: 2^32 - 1 */
-    const uint64_t key = lane < WINDOW + 2 && e < n ? u.a.sorted[e] : (uint64_t)-1, row = key >> u.a.payload_bits;
-    const int64_t payload = (int64_t)(key & (((uint64_t)1 << u.a.payload_bits) - 1));
+    const uint64_t row = lane < WINDOW + 2 && e < n ? u.row(e) : (uint64_t)-1;
     const bool valid = row < (uint64_t)u.a.rows.total_rows, begins = __shfl_up_sync(all, row, 1) != row;
-    const bool head = valid && begins && lane > 0 && lane <= WINDOW && (KIND < 0 || (payload >= from && payload < past_));
+    const bool head = valid && begins && lane > 0 && lane <= WINDOW;
     const unsigned heads = __ballot_sync(all, head), edges = __ballot_sync(all, lane < WINDOW + 2 && (begins || !valid));
     __syncwarp(); /* the runs of the window before have been read */
     if (head) {
         const peri_tbe_place place = peri_tbe_place_of(&u.a.rows, (int64_t)row);
         const unsigned past = edges & ~((2u << lane) - 1);
-        if (KIND >= 0) ask_for_row(u, place);
+        if (KIND >= 0 && ASKS) ask_for_row(u, place);
         runs[__popc(heads & ((1u << lane) - 1))] =
             found_run{place, e, past ? window - 2 + __ffs((int)past) : (uint32_t)u.end_of(window + WINDOW, n)};
     }
@@ -395,7 +387,7 @@ __device__ __forceinline__ int find_runs(const update_args &u, uint32_t window, 
 /** A warp has the runs that begin in a window; each group of its lanes takes the next one. Groups that find none go along with no column,
  *  since all lanes meet in the shuffles. */
 template <class S, int KIND, bool IN_ORDER, int BLOCKS>
-__global__ void __launch_bounds__(PERI_BLOCK, BLOCKS) update_windows(update_args u, int64_t step, float *rooms, int64_t room)
+__global__ void __launch_bounds__(PERI_BLOCK, BLOCKS) update_windows(update_args u, float *rooms, int64_t room)
 {
     enum { GROUPS = 32 / S::LANES };
     PERI_SHARED(found_run, found, PERI_WARPS * WINDOW);
@@ -406,15 +398,15 @@ __global__ void __launch_bounds__(PERI_BLOCK, BLOCKS) update_windows(update_args
     found_run *const runs = found + warp * WINDOW;
     uint32_t all = 0;
     for (int64_t window = peri_grid_thread() / 32 * WINDOW; window < n; window += peri_grid_threads() / 32 * WINDOW) {
-        const int64_t from = blockIdx.y * step, past = blockIdx.y + 1 == gridDim.y ? INT64_MAX : from + step;
-        const int count = find_runs<KIND>(u, (uint32_t)window, n, from, past, runs);
+        const int count = find_runs<KIND>(u, (uint32_t)window, n, runs);
         all += count;
         for (int r = group; r - group < count; r += GROUPS) {
             if (KIND < 0 && r >= count) continue;
             const found_run *f = &runs[r < count ? r : 0];
             peri_tbe_place place = f->place;
             if (KIND >= 0 && r >= count) place.cols = 0;
-            peri_tbe_row<S> row(&u.a.rows, &u.a.optimizer, place, S::WIDE ? rooms + peri_grid_thread() / S::LANES * room : NULL, lane, mask);
+            peri_tbe_row<S> row(&u.a.rows, &u.a.optimizer, place, S::WIDE ? rooms + peri_grid_thread() / S::LANES * room : NULL, lane,
+                                mask);
             update_runs<IN_ORDER>{u}.template run<KIND>(row, f->start, f->end);
         }
     }
@@ -464,28 +456,19 @@ cudaError_t update(const update_args &u, float *rooms, const peri_cuda_call *c)
 {
     const int64_t windows = (u.a.capacity + WINDOW - 1) / WINDOW, blocks = (windows + PERI_WARPS - 1) / PERI_WARPS;
     const int64_t most = S::WIDE ? PERI_TBE_WIDE_BLOCKS : INT32_MAX;
-    const dim3 grid((unsigned)(blocks < most ? blocks : most), KIND >= 0 ? UPDATE_PHASES : 1);
-    return peri_cuda_launch(update_windows<S, KIND, IN_ORDER, BLOCKS>, grid, PERI_BLOCK, 0, c, u, u.a.work / grid.y, rooms,
-                            peri_tbe_room(u.a.rows.max_cols));
+    const unsigned grid = (unsigned)(blocks < most ? blocks : most);
+    return peri_cuda_launch(update_windows<S, KIND, IN_ORDER, BLOCKS>, grid, PERI_BLOCK, 0, c, u, rooms, peri_tbe_room(u.a.rows.max_cols));
 }
 
-#if !defined(UPDATE_BLOCKS)
-#define UPDATE_BLOCKS 3
-#endif
-#if !defined(UPDATE_K)
-#define UPDATE_K 4
-#endif
-/** The two optimizers that most steps spend their time with: four vectors a lane, so that three blocks fit a multiprocessor. */
+/** The two optimizers that most steps spend their time with: two vectors a lane, so that four blocks fit a multiprocessor. */
 template <int KIND> cudaError_t update_fast(const update_args &u, float *rooms, const peri_cuda_call *c)
 {
     const int64_t cols = u.a.rows.max_cols;
-    enum { K = UPDATE_K, BLOCKS = UPDATE_BLOCKS };
-#if !defined(EXPERIMENT)
-    if (cols <= 64) return update<peri_tbe_shape<16 / K, K>, KIND, true, BLOCKS>(u, rooms, c);
-    if (cols > 256) return update<peri_tbe_shape<32, K>, KIND, true, BLOCKS>(u, rooms, c);
-    if (cols > 128) return update<peri_tbe_shape<64 / K, K>, KIND, true, BLOCKS>(u, rooms, c);
-#endif
-    return update<peri_tbe_shape<32 / K, K>, KIND, true, BLOCKS>(u, rooms, c);
+    if (cols <= 32) return update<peri_tbe_shape<4, 2>, KIND, true, 4>(u, rooms, c);
+    if (cols <= 64) return update<peri_tbe_shape<8, 2>, KIND, true, 4>(u, rooms, c);
+    if (cols <= 128) return update<peri_tbe_shape<16, 2>, KIND, true, 4>(u, rooms, c);
+    if (cols <= 256) return update<peri_tbe_shape<32, 2>, KIND, true, 4>(u, rooms, c);
+    return update<peri_tbe_shape<32, 4>, KIND, true, 2>(u, rooms, c);
 }
 
 template <bool IN_ORDER> cudaError_t update_any(const update_args &u, float *rooms, const peri_cuda_call *c)
@@ -511,13 +494,9 @@ PERI_CUDA_OP(tbe_update)
         PERI_CUDA_TRY((peri_inclusive_sum<uint32_t, uint32_t>(c->scratch + p.room, scan, u.r.number, u.r.number, n, c->stream)));
     }
     PERI_CUDA_TRY(sum_pieces(u, p, c));
-#if defined(EXPERIMENT)
-    return update_fast<PERI_TBE_ROWWISE_ADAGRAD>(u, rooms, c);
-#else
     if (a->optimizer.exact) return update_any<false>(u, rooms, c);
     const bool narrow = a->rows.max_cols <= peri_tbe_shape<32, 4>::STRIP;
     if (narrow && a->optimizer.kind == PERI_TBE_SGD) return update_fast<PERI_TBE_SGD>(u, rooms, c);
     if (narrow && a->optimizer.kind == PERI_TBE_ROWWISE_ADAGRAD) return update_fast<PERI_TBE_ROWWISE_ADAGRAD>(u, rooms, c);
     return update_any<true>(u, rooms, c);
-#endif
 }

@@ -82,7 +82,13 @@ end
 
 local function random_ids(n, rows, seed) return Tensor.uniform({ n }, 0, rows, seed, 0, "f64", device):to "i64" end
 
---- c: batch, tables, rows, dim, length, data_type, optimizer, out (dtype of the output).
+--- Ids by a power law: row r about r^-alpha as often as row 1.
+local function skewed_ids(n, rows, seed, alpha)
+  local below = 1 - alpha
+  return (Tensor.uniform({ n }, rows ^ below, 1, seed, 0, "f64", device) ^ (1 / below) - 1):to "i64"
+end
+
+--- c: batch, tables, rows, dim, length, data_type, optimizer, out (dtype of the output), alpha (of a power law of ids; else uniform).
 local function tables_of(c)
   local tables, blocks, bags, SETS = {}, {}, c.batch * c.tables, 4
   local start = not peri.embed.config.row_formats[c.data_type] and peri.embed.constant(0.01) or nil
@@ -96,7 +102,7 @@ local function tables_of(c)
   for b = 0, bags do offsets[b] = b * c.length end
   offsets = Tensor.from_memory(offsets, { bags + 1 }, "i64", device)
   local ids, n = {}, bags * c.length
-  for i = 1, SETS do ids[i] = random_ids(n, c.rows, i) end
+  for i = 1, SETS do ids[i] = c.alpha and skewed_ids(n, c.rows, i, c.alpha) or random_ids(n, c.rows, i) end
   blocks = batch:blocks(blocks)
   local result = peri.zeros({ c.batch, c.tables * c.dim }, c.out or "f32", device)
   local grad = Tensor.uniform({ c.batch, c.tables * c.dim }, -1, 1, 5, 0, "f32", device)
@@ -106,17 +112,29 @@ local function tables_of(c)
   return forward, backward, n, around + bags * c.dim * (c.out == "f16" and 2 or 4), around + bags * c.dim * 4
 end
 
-local function large(data_type, optimizer, result)
+local function large(data_type, optimizer, result, alpha)
   return tables_of { batch = scaled(65536), tables = 1, rows = scaled(1e7), dim = 128, length = 20, data_type = data_type,
-    optimizer = optimizer, out = result }
+    optimizer = optimizer, out = result, alpha = alpha }
 end
 
 if only "forward f32" or only "backward" then
   peri.scope(function()
     local forward, backward, n, written, read = large("FP32", "rowwise_adagrad")
     case("forward f32, E 1e7, D 128, L 20, B 65,536", n * 512 + written, 0.94, forward)
-    case("backward row-wise Adagrad, the same", n * (2 * 512 + 2 * 4) + read, 0.60, backward)
+    case("backward row-wise Adagrad, the same", n * (2 * 512 + 2 * 4) + read, 0.68, backward)
   end)
+end
+-- Bytes of the last one are as if no two ids were the same: the share is above that of the others because most are.
+for _, c in ipairs { { "backward f16 row-wise Adagrad, the same", "FP16", "rowwise_adagrad", 2 * 256 + 2 * 4 },
+  { "backward SGD, the same", "FP32", "sgd", 2 * 512 }, { "backward Adam, the same", "FP32", "adam", 6 * 512 },
+  { "backward row-wise Adagrad, ids by r^-1.05", "FP32", "rowwise_adagrad", 2 * 512 + 2 * 4, 1.05 } } do
+  local name, data_type, optimizer, row_bytes, alpha = unpack(c, 1, 5)
+  if only(name) then
+    peri.scope(function()
+      local _, backward, n, _, read = large(data_type, optimizer, "f32", alpha)
+      case(name, n * row_bytes + read, nil, backward)
+    end)
+  end
 end
 for _, c in ipairs { { "forward f16, E 1e7, D 128, L 20, B 65,536", "FP16", "rowwise_adagrad", 256, 0.90 },
   { "forward bf16 to f16, the same", "BF16", "rowwise_adagrad", 256, 0.90 }, { "int8 rows to f16, the same", "INT8", "none", 136, 0.65 },
@@ -134,7 +152,7 @@ if only "B 512" then
     local forward, backward, n, written, read = tables_of { batch = scaled(512), tables = 32, rows = scaled(1e5), dim = 128, length = 20,
       data_type = "FP32", optimizer = "rowwise_adagrad" }
     case("B 512, T 32, E 1e5, D 128, L 20: forward", n * 512 + written, "<= 45 us", forward)
-    case("B 512, T 32, E 1e5, D 128, L 20: backward", n * (2 * 512 + 2 * 4) + read, "<= 130 us", backward)
+    case("B 512, T 32, E 1e5, D 128, L 20: backward", n * (2 * 512 + 2 * 4) + read, "<= 190 us", backward)
   end)
   peri.scope(function()
     local forward, _, n, written = tables_of { batch = scaled(512), tables = 32, rows = scaled(1e5), dim = 128, length = 20,
