@@ -75,6 +75,7 @@ typedef struct peri_cuda_call {
 #define PERI_SHARED_DYNAMIC(type, name) type *const name = (type *)peri_cuda_host::dynamic_shared()
 #define PERI_UNROLL
 #define PERI_ROLLED
+#define PERI_GRID_CONSTANT
 #else
 /** An array of @n elements (a constant) that the threads of a block share; holds anything at first. */
 #define PERI_SHARED(type, name, n) __shared__ type name[n]
@@ -84,6 +85,8 @@ typedef struct peri_cuda_call {
     type *const name = (type *)peri_dynamic_
 #define PERI_UNROLL _Pragma("unroll")
 #define PERI_ROLLED _Pragma("unroll 1")
+/** Before a kernel's parameter: functions get a reference to it instead of a copy. */
+#define PERI_GRID_CONSTANT __grid_constant__
 #endif
 
 /* -- launches ------------------------------------------------------------------------------------------------------------------------ */

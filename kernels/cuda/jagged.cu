@@ -1,125 +1,49 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * jagged.cu: kernels/jagged.h. Cumulative sums are made in three launches (sums of blocks of PERI_JAGGED_BLOCK elements, their sums, the
- * elements), since the sums of malformed lengths must not wrap; rows are copied by groups of threads in the widest words.
+ * jagged.cu: kernels/jagged.h. Rows are copied in the widest words that their addresses allow.
  */
 #include "cuda.h"
+#include "cumsum.cuh"
 #include "rows.cuh"
 #include "scan.cuh"
 #include "value.cuh"
 
+#include "../divide.h"
+
 namespace {
-
-/* -- cumulative sums ------------------------------------------------------------------------------------------------------------------ */
-
-/** What the launches of a cumulative sum share. */
-struct sums {
-    const void *x;
-    void *y;
-    int64_t *sums;        /* rows x (blocks + 1) */
-    int64_t *bad, *most;  /* one word each, or NULL */
-    int64_t *total;
-    int64_t rows, cols, blocks, limit;
-    int32_t x_dtype, y_dtype, mode;
-    __device__ __forceinline__ int64_t load(int64_t i) const { return peri_index(x, i, x_dtype); }
-    __device__ __forceinline__ bool wrong(int64_t v) const { return limit >= 0 && (v < 0 || v > limit); }
-};
-
-struct set_words {
-    int64_t *bad, *most;
-    __device__ void operator()(int64_t) const
-    {
-        if (bad) *bad = INT64_MAX;
-        if (most) *most = 0;
-    }
-};
-
-/** A block of threads a block of elements. */
-__global__ void __launch_bounds__(PERI_BLOCK) sum_blocks(sums s)
-{
-    for (int64_t at = blockIdx.x; at < s.rows * s.blocks; at += gridDim.x) {
-        int64_t r = at / s.blocks, b = at % s.blocks, first = b * PERI_JAGGED_BLOCK, sum = 0, bad = INT64_MAX, most = 0, all;
-        int64_t last = first + PERI_JAGGED_BLOCK < s.cols ? first + PERI_JAGGED_BLOCK : s.cols;
-        for (int64_t c = first + threadIdx.x; c < last; c += PERI_BLOCK) {
-            int64_t i = r * s.cols + c, v = s.load(i);
-            most = v > most ? v : most;
-            if (s.wrong(v)) bad = i < bad ? i : bad;
-            else sum = (int64_t)((uint64_t)sum + (uint64_t)v);
-        }
-        (void)peri_block_scan(sum, &all);
-        if (threadIdx.x == 0) s.sums[r * (s.blocks + 1) + b] = all;
-        if (s.bad && bad != INT64_MAX) peri_atomic_min(s.bad, bad);
-        if (s.most) {
-            most = peri_group_max<32>(most, 0xffffffffu);
-            if (peri_lane() == 0 && most > 0) peri_atomic_max(s.most, most);
-        }
-    }
-}
-
-/** A block of threads a row of sums, which become the sums of what is before. */
-__global__ void __launch_bounds__(PERI_BLOCK) scan_sums(sums s)
-{
-    for (int64_t r = blockIdx.x; r < s.rows; r += gridDim.x) {
-        int64_t *row = s.sums + r * (s.blocks + 1), before = 0, all;
-        int beyond = 0; /* a block adds less than 2^62: passing 2^63 shows as negative */
-        for (int64_t first = 0; first < s.blocks; first += PERI_BLOCK) {
-            int64_t b = first + threadIdx.x, own = b < s.blocks ? row[b] : 0;
-            int64_t upto = (int64_t)((uint64_t)before + (uint64_t)peri_block_scan(own, &all));
-            if (b < s.blocks) row[b] = (int64_t)((uint64_t)upto - (uint64_t)own);
-            beyond |= s.limit >= 0 && b < s.blocks && upto < 0;
-            before = (int64_t)((uint64_t)before + (uint64_t)all);
-        }
-        beyond = __syncthreads_or(beyond);
-        if (threadIdx.x == 0) row[s.blocks] = before;
-        if (threadIdx.x == 0 && s.total) s.total[r] = beyond ? INT64_MAX : before;
-    }
-}
-
-__global__ void __launch_bounds__(PERI_BLOCK) write_sums(sums s)
-{
-    const int64_t width = s.mode == PERI_CUMSUM_COMPLETE ? s.cols + 1 : s.cols, cap = s.limit >= 0 ? s.limit : INT64_MAX;
-    for (int64_t at = blockIdx.x; at < s.rows * s.blocks; at += gridDim.x) {
-        int64_t r = at / s.blocks, b = at % s.blocks, first = b * PERI_JAGGED_BLOCK, all;
-        int64_t last = first + PERI_JAGGED_BLOCK < s.cols ? first + PERI_JAGGED_BLOCK : s.cols;
-        int64_t before = s.sums[r * (s.blocks + 1) + b];
-        if (s.mode == PERI_CUMSUM_COMPLETE && b == 0 && threadIdx.x == 0) peri_set_index(s.y, r * width, s.y_dtype, 0);
-        for (int64_t from = first; from < last; from += PERI_BLOCK) {
-            int64_t c = from + threadIdx.x, v = c < last ? s.load(r * s.cols + c) : 0;
-            if (s.wrong(v)) v = 0;
-            int64_t next = (int64_t)((uint64_t)before + (uint64_t)peri_block_scan(v, &all)), sum = next;
-            if (s.mode != PERI_CUMSUM_INCLUSIVE && s.mode != PERI_CUMSUM_COMPLETE) sum = (int64_t)((uint64_t)next - (uint64_t)v);
-            if (sum > cap) sum = cap;
-            if (c < last) peri_set_index(s.y, r * width + c + (s.mode == PERI_CUMSUM_COMPLETE), s.y_dtype, sum);
-            before = (int64_t)((uint64_t)before + (uint64_t)all);
-        }
-    }
-}
-
-int64_t blocks_of(int64_t n) { return n > PERI_JAGGED_BLOCK ? (n + PERI_JAGGED_BLOCK - 1) / PERI_JAGGED_BLOCK : 1; }
-
-cudaError_t sum_up(const sums &s, const peri_cuda_call *c)
-{
-    if (s.bad || s.most) PERI_CUDA_TRY(each(0, 1, c, set_words{s.bad, s.most}));
-    if (s.rows == 0) return cudaSuccess;
-    unsigned grid = peri_cuda_grid(s.rows * s.blocks, 1, c);
-    PERI_CUDA_TRY(peri_cuda_launch(sum_blocks, grid, PERI_BLOCK, 0, c, s));
-    PERI_CUDA_TRY(peri_cuda_launch(scan_sums, peri_cuda_grid(s.rows, 1, c), PERI_BLOCK, 0, c, s));
-    return s.y ? peri_cuda_launch(write_sums, grid, PERI_BLOCK, 0, c, s) : cudaSuccess;
-}
 
 /* -- checks and reports -------------------------------------------------------------------------------------------------------------- */
 
-struct check_bag {
-    peri_op_bags_report a;
-    int64_t *bad, *most;
-    __device__ void operator()(int64_t i) const
-    {
-        int64_t from = peri_index(a.offsets, i, a.offsets_dtype), to = peri_index(a.offsets, i + 1, a.offsets_dtype), length = to - from;
-        bool wrong = from < 0 || to < from || to > a.values;
-        if (!wrong && length > 0 && length > *(volatile const int64_t *)most) peri_atomic_max(most, length);
-        if (wrong || (a.lengths && peri_index(a.lengths, i, a.lengths_dtype) != length)) peri_atomic_min(bad, i);
+/** A block has CHECKED bags at a time, all of whose offsets are under way at once; what it finds goes out by one atomic operation each. */
+enum { CHECKED = 4 };
+
+__global__ void __launch_bounds__(PERI_BLOCK) check_bags(peri_op_bags_report a, int64_t *bad, int64_t *most)
+{
+    int64_t first = INT64_MAX, longest = 0;
+    for (int64_t block = blockIdx.x; block * (CHECKED * PERI_BLOCK) + threadIdx.x < a.bags; block += gridDim.x) {
+        const int64_t at = block * (CHECKED * PERI_BLOCK) + threadIdx.x;
+        int64_t from[CHECKED], to[CHECKED], length[CHECKED];
+        PERI_UNROLL
+        for (int k = 0; k < CHECKED; k++) {
+            const int64_t i = at + k * PERI_BLOCK < a.bags ? at + k * PERI_BLOCK : at;
+            from[k] = peri_index(a.offsets, i, a.offsets_dtype);
+            to[k] = peri_index(a.offsets, i + 1, a.offsets_dtype);
+            length[k] = a.lengths ? peri_index(a.lengths, i, a.lengths_dtype) : to[k] - from[k];
+        }
+        PERI_UNROLL
+        for (int k = 0; k < CHECKED; k++) {
+            const int64_t i = at + k * PERI_BLOCK < a.bags ? at + k * PERI_BLOCK : at;
+            const bool wrong = from[k] < 0 || to[k] < from[k] || to[k] > a.values;
+            if (!wrong && to[k] - from[k] > longest) longest = to[k] - from[k];
+            if ((wrong || length[k] != to[k] - from[k]) && i < first) first = i;
+        }
     }
-};
+    first = peri_block_combine(first, [](int64_t x, int64_t y) { return x < y ? x : y; });
+    longest = peri_block_combine(longest, [](int64_t x, int64_t y) { return x > y ? x : y; });
+    if (threadIdx.x > 0) return;
+    if (first != INT64_MAX) peri_atomic_min(bad, first);
+    if (longest > 0) peri_atomic_max(most, longest);
+}
 
 struct report_words {
     peri_op_bags_report a;
@@ -161,46 +85,103 @@ struct length_of {
     }
 };
 
-/** The row of the input that comes to @row; -1: none. */
-__device__ __forceinline__ int64_t source_of(const peri_k_jagged_copy_args &a, int64_t row)
+/** How many words a thread copies at once: 64 bytes, 8 words at most. */
+template <class T> struct at_once {
+    enum { WORDS = sizeof(T) < 8 ? 8 : 64 / (int)sizeof(T) };
+};
+
+/** Where the words of a copy come from. */
+struct word_source {
+    const peri_k_jagged_copy_args &a;
+    const peri_k_divisor &words, &step; /* words of a row, rows of a segment of the result where it has no offsets */
+    /** How much further segment @t lies in the source, in words. */
+    __device__ __forceinline__ int64_t shift(int64_t t) const
+    {
+        const int64_t p = a.permute ? peri_index(a.permute, t, a.permute_dtype) : t;
+        const int64_t from = peri_offset(a.in_offsets, a.in_dtype, a.in_step, p);
+        return (from - peri_offset(a.out_offsets, a.out_dtype, a.out_step, t)) * (int64_t)words.by;
+    }
+    __device__ __forceinline__ int64_t row(int64_t word) const { return (int64_t)peri_k_quotient((uint64_t)word, &words); }
+    /** Of word @i, in one of the segments [low, high]. */
+    __device__ __forceinline__ int64_t one(int64_t i, int64_t low, int64_t high) const
+    {
+        const int64_t r = row(i);
+        if (a.out_offsets) return i + shift(peri_segment_between(a.out_offsets, a.out_dtype, low, high + 1, r));
+        return i + shift((int64_t)peri_k_quotient((uint64_t)r, &step));
+    }
+    /** Of words first + 32 k + lane (but of none from @stop on) in segments [low, high], at most 32: a lane finds out about one, and all
+     *  ask each other. */
+    template <int ITEMS>
+    __device__ __forceinline__ void few(int64_t first, int64_t stop, int64_t low, int64_t high, int64_t (&from)[ITEMS]) const
+    {
+        const int64_t t = low + peri_lane() < high ? low + peri_lane() : high, base = row(first), by = shift(t);
+        const int64_t start = peri_index(a.out_offsets, t, a.out_dtype) - base;
+        const int begin = start < 0 ? 0 : (int)start, last = (int)(high - low);
+        PERI_UNROLL
+        for (int k = 0; k < ITEMS; k++) {
+            const int64_t i = first + k * 32 + peri_lane() < stop ? first + k * 32 + peri_lane() : first;
+            const int at = (int)(row(i) - base);
+            int segment = 0;
+            PERI_UNROLL
+            for (int more = 16; more > 0; more /= 2) {
+                const int next = __shfl_sync(0xffffffffu, begin, segment + more);
+                if (segment + more <= last && next <= at) segment += more;
+            }
+            from[k] = i + __shfl_sync(0xffffffffu, by, segment);
+        }
+    }
+};
+
+/** Words of rows [begin, end), a run of neighbours a warp, whatever the length of rows and of segments. The segments of a run are found by
+ *  its first and last word: in a long segment it is a plain copy, in short ones each word looks among those few. */
+template <class T>
+__global__ void __launch_bounds__(PERI_BLOCK) copy_words(const PERI_GRID_CONSTANT peri_k_jagged_copy_args a,
+                                                         const PERI_GRID_CONSTANT peri_k_divisor words,
+                                                         const PERI_GRID_CONSTANT peri_k_divisor step, int64_t begin, int64_t end)
 {
-    if (row >= peri_offset(a.out_offsets, a.out_dtype, a.out_step, a.segments)) return -1;
-    int64_t t = peri_segment_of(a.out_offsets, a.out_dtype, a.out_step, a.segments, row);
-    int64_t p = a.permute ? peri_index(a.permute, t, a.permute_dtype) : t;
-    return peri_offset(a.in_offsets, a.in_dtype, a.in_step, p) + row - peri_offset(a.out_offsets, a.out_dtype, a.out_step, t);
+    enum { ITEMS = at_once<T>::WORDS, RUN = 32 * ITEMS };
+    const word_source source = {a, words, step};
+    const T *src = (const T *)a.src;
+    T *dst = (T *)a.dst;
+    const int64_t all = peri_offset(a.out_offsets, a.out_dtype, a.out_step, a.segments) * (int64_t)words.by;
+    if (end > all) end = all;
+    for (int64_t first = begin + peri_grid_thread() / 32 * RUN; first < end; first += peri_grid_threads() / 32 * RUN) {
+        const int64_t stop = first + RUN < end ? first + RUN : end;
+        int64_t low = 0, high = INT64_MAX, from[ITEMS];
+        T x[ITEMS];
+        if (a.out_offsets) { /* the odd lanes search the last word's, the even ones the first one's */
+            const int64_t row = source.row(peri_lane() & 1 ? stop - 1 : first);
+            const int64_t t = peri_segment_of(a.out_offsets, a.out_dtype, 0, a.segments, row);
+            low = __shfl_sync(0xffffffffu, t, 0);
+            high = __shfl_sync(0xffffffffu, t, 1);
+        }
+        if (low == high) {
+            const int64_t by = source.shift(low);
+            PERI_UNROLL
+            for (int k = 0; k < ITEMS; k++) from[k] = first + k * 32 + peri_lane() + by;
+        } else if (high - low < 32) {
+            source.few<ITEMS>(first, stop, low, high, from);
+        } else {
+            PERI_UNROLL
+            for (int k = 0; k < ITEMS; k++)
+                from[k] = source.one(first + k * 32 + peri_lane() < stop ? first + k * 32 + peri_lane() : first, low, high);
+        }
+        PERI_UNROLL
+        for (int k = 0; k < ITEMS; k++)
+            if (first + k * 32 + peri_lane() < stop) x[k] = src[from[k]];
+        PERI_UNROLL
+        for (int k = 0; k < ITEMS; k++)
+            if (first + k * 32 + peri_lane() < stop) dst[first + k * 32 + peri_lane()] = x[k];
+    }
 }
-
-/** Rows of one word: a thread has row begin + i and the one @apart of it, which are in flight at once. */
-template <class T> struct copy_words {
-    peri_k_jagged_copy_args a;
-    int64_t begin, end, apart;
-    __device__ void operator()(int64_t i) const
-    {
-        const int64_t row = begin + i, other = row + apart;
-        const int64_t from = source_of(a, row), from_other = other < end ? source_of(a, other) : -1;
-        T x = {}, y = {};
-        if (from >= 0) x = ((const T *)a.src)[from];
-        if (from_other >= 0) y = ((const T *)a.src)[from_other];
-        if (from >= 0) ((T *)a.dst)[row] = x;
-        if (from_other >= 0) ((T *)a.dst)[other] = y;
-    }
-};
-
-template <class T> struct copy_row {
-    peri_k_jagged_copy_args a;
-    __device__ void operator()(int64_t row, int64_t lane, int64_t lanes) const
-    {
-        const int64_t from = source_of(a, row);
-        if (from < 0) return;
-        peri_row_copy<T>((char *)a.dst + row * a.width, (const char *)a.src + from * a.width, a.width / (int64_t)sizeof(T), lane, lanes);
-    }
-};
 
 template <class T> cudaError_t copy_rows(const peri_k_jagged_copy_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
 {
-    const int64_t words = a->width / (int64_t)sizeof(T), pairs = (end - begin + 1) / 2;
-    if (words == 1) return each(0, pairs, c, copy_words<T>{*a, begin, end, pairs});
-    return each_row(begin, end, words, c, copy_row<T>{*a});
+    const int64_t words = a->width / (int64_t)sizeof(T);
+    if (begin >= end) return cudaSuccess;
+    const unsigned grid = peri_cuda_grid((end - begin) * words, PERI_BLOCK * (int)at_once<T>::WORDS, c);
+    return peri_cuda_launch(copy_words<T>, grid, PERI_BLOCK, 0, c, *a, peri_k_divisor_of(words),
+                            peri_k_divisor_of(a->out_step > 0 ? a->out_step : 1), begin * words, end * words);
 }
 
 /** A thread an element of the result. */
@@ -296,28 +277,30 @@ struct wide_element {
 
 } // namespace
 
-PERI_CUDA_SCRATCH(cumsum) { return 8 * a->rows * (blocks_of(a->cols) + 1); }
+PERI_CUDA_SCRATCH(cumsum) { return peri_cumsum_scratch(a->rows, a->cols); }
 
 PERI_CUDA_OP(cumsum)
 {
-    return sum_up({a->x, a->y, (int64_t *)c->scratch, a->bad, NULL, a->total, a->rows, a->cols, blocks_of(a->cols), a->limit, a->x_dtype,
-                   a->y_dtype, a->mode}, c);
+    return peri_cumsum({a->x, a->y, (int64_t *)c->scratch, a->bad, NULL, a->total, a->rows, a->cols, peri_cumsum_blocks(a->cols), a->limit,
+                        a->x_dtype, a->y_dtype, a->mode}, c);
 }
 
 /** The bad one and the longest, then sums. */
-PERI_CUDA_SCRATCH(bags_report) { return a->look == PERI_BAGS_SOUND ? 0 : 8 * (3 + blocks_of(a->bags)); }
+PERI_CUDA_SCRATCH(bags_report) { return a->look == PERI_BAGS_SOUND ? 0 : 8 * (3 + peri_cumsum_blocks(a->bags)); }
 
 PERI_CUDA_OP(bags_report)
 {
     int64_t *bad = a->look == PERI_BAGS_SOUND ? NULL : (int64_t *)c->scratch, *most = bad ? bad + 1 : NULL, *total = NULL;
     if (a->look == PERI_BAGS_LENGTHS) {
-        int64_t blocks = blocks_of(a->bags);
+        int64_t blocks = peri_cumsum_blocks(a->bags);
         total = bad + 2 + blocks;
-        PERI_CUDA_TRY(sum_up({a->lengths, a->sums, bad + 2, bad, most, NULL, 1, a->bags, blocks, a->values, a->lengths_dtype, PERI_I64,
+        PERI_CUDA_TRY(peri_cumsum({a->lengths, a->sums, bad + 2, bad, most, NULL, 1, a->bags, blocks, a->values, a->lengths_dtype, PERI_I64,
                               PERI_CUMSUM_COMPLETE}, c));
     } else if (bad) {
         PERI_CUDA_TRY(each(0, 1, c, set_words{bad, most}));
-        PERI_CUDA_TRY(each(0, a->bags, c, check_bag{*a, bad, most}));
+        if (a->bags > 0)
+            PERI_CUDA_TRY(peri_cuda_launch(check_bags, peri_cuda_grid(a->bags, CHECKED * PERI_BLOCK, c), PERI_BLOCK, 0, c, *a, bad,
+                                           most));
     }
     return each(0, a->n_bounds > 0 ? a->n_bounds : 1, c, report_words{*a, bad, most, total});
 }

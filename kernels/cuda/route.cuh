@@ -11,6 +11,13 @@
 static __device__ __forceinline__ int32_t peri_route_part(const peri_k_partition *p, const int64_t *bounds, int64_t key)
 {
     const int64_t *b = bounds + p->first_bound;
+    if (p->block > 0) { /* even parts: a guess, which the boundaries put right */
+        int32_t part = (int32_t)((float)key / (float)p->block);
+        if (part > p->n_parts - 1) part = p->n_parts - 1;
+        while (b[part] > key) part--;
+        while (part < p->n_parts - 1 && b[part + 1] <= key) part++;
+        return part;
+    }
     int32_t low = 0, high = p->n_parts - 1;
     while (low < high) {
         int32_t middle = (low + high + 1) / 2;

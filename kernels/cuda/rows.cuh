@@ -75,17 +75,21 @@ static __device__ __forceinline__ int64_t peri_offset(const void *offsets, int32
     return offsets ? peri_index(offsets, t, dtype) : t * step;
 }
 
-/** The last t in [0, segments) whose offset is at most @row. */
-static __device__ __forceinline__ int64_t peri_segment_of(const void *offsets, int32_t dtype, int64_t step, int64_t segments, int64_t row)
+/** The last t in [low, high) whose offset is at most @row, which that of @low is. */
+static __device__ __forceinline__ int64_t peri_segment_between(const void *offsets, int32_t dtype, int64_t low, int64_t high, int64_t row)
 {
-    if (!offsets) return row / step;
-    int64_t low = 0, high = segments;
     while (high - low > 1) {
-        int64_t middle = low + (high - low) / 2;
+        int64_t middle = (low + high) >> 1;
         if (peri_index(offsets, middle, dtype) <= row) low = middle;
         else high = middle;
     }
     return low;
+}
+
+/** The last t in [0, segments) whose offset is at most @row. */
+static __device__ __forceinline__ int64_t peri_segment_of(const void *offsets, int32_t dtype, int64_t step, int64_t segments, int64_t row)
+{
+    return offsets ? peri_segment_between(offsets, dtype, 0, segments, row) : row / step;
 }
 
 #endif

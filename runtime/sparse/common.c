@@ -134,8 +134,7 @@ peri_status peri__bags_of(const char *function, const char *what, peri__bags *b,
     limit.shape[0] = rows;
     PERI_TRY(peri__bags_init(function, b, lengths, offsets, &limit));
     peri_status status;
-    PERI_TRY_GOTO(peri__bags_offsets(b), out);
-    PERI_TRY_GOTO(peri__bags_post(b, NULL, 0, 0), out);
+    PERI_TRY_GOTO(peri__bags_post(b, NULL, 0, 0), out); /* makes the offsets on its way */
     PERI_TRY_GOTO(peri__report_wait(b->report), out);
     status = peri__bags_judge(b, function, bag_text, &names);
 out:
