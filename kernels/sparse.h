@@ -9,17 +9,17 @@
 #include <perilune/base.h>
 
 #define PERI_KERNELS_SPARSE(X)                                                                                                           \
-    X(bucketize_count, peri_k_bucketize_args) X(bucketize_place, peri_k_bucketize_args) X(jagged_places, peri_k_jagged_places_args)      \
-    X(invert_permute, peri_k_invert_permute_args) X(segment_sum, peri_k_segment_sum_args) X(levels_to_dense, peri_k_levels_args)         \
-    X(segment_spread, peri_k_segment_spread_args) X(bucketize_replay, peri_k_bucketize_replay_args)                                      \
-    X(levels_from_dense, peri_k_levels_args)
+    X(jagged_places, peri_k_jagged_places_args) X(invert_permute, peri_k_invert_permute_args) X(segment_sum, peri_k_segment_sum_args)    \
+    X(levels_to_dense, peri_k_levels_args) X(segment_spread, peri_k_segment_spread_args)                                                 \
+    X(bucketize_replay, peri_k_bucketize_replay_args) X(levels_from_dense, peri_k_levels_args)
 #define PERI_STEPS_SPARSE(X)                                                                                                             \
     X(index_check, peri_k_index_check_args) X(sort_keys, peri_k_sort_keys_args) X(sort_order, peri_k_sort_order_args)                    \
     X(sort_lists, peri_k_sort_lists_args) X(unique_count, peri_k_unique_args) X(unique_write, peri_k_unique_args)                        \
     X(unique_counts, peri_k_unique_args) X(mark_set, peri_k_mark_args) X(mark_count, peri_k_mark_args) X(mark_write, peri_k_mark_args)   \
-    X(mark_lookup, peri_k_mark_args) X(mark_tally, peri_k_mark_args)
+    X(mark_lookup, peri_k_mark_args) X(mark_tally, peri_k_mark_args) X(bucketize_count, peri_k_bucketize_args)                           \
+    X(bucketize_place, peri_k_bucketize_args)
 #define PERI_OPS_SPARSE(X)                                                                                                               \
-    X(index_check, peri_op_index_check) X(lists, peri_op_lists) X(unique, peri_op_unique)
+    X(index_check, peri_op_index_check) X(lists, peri_op_lists) X(unique, peri_op_unique) X(bucketize, peri_k_bucketize_args)
 
 /* -- buckets --------------------------------------------------------------------------------------------------------------------- */
 
@@ -29,7 +29,9 @@ enum {
     PERI_BUCKET_BLOCK = 1,     /* ids per bucket; 0: all ids are dealt out in turn */
     PERI_BUCKET_BOUNDS = 2,    /* place of its buckets + 1 rising bounds in `bounds`; -1: none */
     PERI_BUCKET_KEEP = 3,      /* 1: ids are kept as they are */
-    PERI_BUCKET_WORDS = 4
+    PERI_BUCKET_MULTIPLIER = 4, /* peri_k_divisor_of(block), where it is not 0: kernels/divide.h */
+    PERI_BUCKET_SHIFT = 5,
+    PERI_BUCKET_WORDS = 6
 };
 
 /** Where id u (unsigned) of feature f goes, P = buckets:
@@ -38,10 +40,11 @@ enum {
  *    otherwise:         bucket u % P, new id u / P
  *  with KEEP the new id is u. Ids of a bag keep their order within a bucket.
  *
- *  bucketize_count: lengths[b * bags + bag] = number of the bag's ids in bucket b. range: bags.
- *  bucketize_place: when starts[b * bags + bag] is the sum of all lengths before that one: the ids of a bag that go to bucket b lie from
- *  there on. For id i of a bag with place `at`: new_ids[at] = new id; new_weights[at] = weights[i]; positions[at] = i - first id of the
- *  bag; unbucketize[i] = at; mapping[i] = bucket. range: bags.
+ *  Operation bucketize: lengths[b * bags + bag] = number of the bag's ids in bucket b; starts (if not NULL) = the complete cumulative sum
+ *  of all lengths. The ids of a bag that go to bucket b lie from the sum of all lengths before that one on. For id i of a bag with place
+ *  `at`: new_ids[at] = new id; new_weights[at] = weights[i]; positions[at] = i - first id of the bag; unbucketize[i] = at;
+ *  mapping[i] = bucket. Without new_ids: only lengths and starts.
+ *  Steps: bucketize_count makes the lengths, bucketize_place all others from starts. range: bags.
  *  A table entry more than there are features ends the last one's bags. The product block * P must be below 2^63. */
 typedef struct peri_k_bucketize_args {
     const void *offsets; /* bags + 1 */
@@ -50,13 +53,13 @@ typedef struct peri_k_bucketize_args {
     const int64_t *features;  /* (n_features + 1) x PERI_BUCKET_WORDS */
     const int64_t *bounds;
     void *lengths;            /* buckets x bags */
-    const int64_t *starts;    /* buckets x bags */
+    int64_t *starts;          /* buckets x bags + 1; steps do not need the last one */
     void *new_ids;
     char *new_weights;
     void *positions;          /* dtype of the ids, or NULL */
     int64_t *unbucketize;     /* or NULL */
     int32_t *mapping;         /* or NULL */
-    int64_t bags, buckets, n_features, width;
+    int64_t bags, buckets, n_features, width, n; /* n: ids of all bags */
     int32_t offsets_dtype, ids_dtype, lengths_dtype;
 } peri_k_bucketize_args;
 

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * sparse.cu: kernels/sparse.h, but for sorts (unique.cu). Bags are cut into buckets by a warp each, 32 ids at a time in their order: ids
- * of one
- * bucket find each other by a match, and their places by counting lanes; what came before is counted in shared memory.
+ * sparse.cu: kernels/sparse.h, but for sorts (unique.cu) and buckets (buckets.cu).
  */
 #include "cuda.h"
 #include "rows.cuh"
@@ -11,49 +9,6 @@
 namespace {
 
 /* -- buckets ------------------------------------------------------------------------------------------------------------------------- */
-
-/** Id @i as an unsigned number of its own width. */
-__device__ __forceinline__ uint64_t load_id(const void *ids, int64_t i, int32_t dtype)
-{
-    return dtype == PERI_I32 ? ((const uint32_t *)ids)[i] : ((const uint64_t *)ids)[i];
-}
-
-/** Bucket of id @u; *id gets the new id. */
-__device__ int64_t bucket_of(const peri_k_bucketize_args &a, const int64_t *feature, uint64_t u, uint64_t *id)
-{
-    uint64_t p = (uint64_t)a.buckets, block = (uint64_t)feature[PERI_BUCKET_BLOCK], bucket;
-    const int64_t *bounds = feature[PERI_BUCKET_BOUNDS] >= 0 ? a.bounds + feature[PERI_BUCKET_BOUNDS] : NULL;
-    if (bounds && u < (uint64_t)bounds[p]) { /* the last one that begins at u or before; bounds may repeat */
-        uint64_t low = 0, high = p;
-        while (high - low > 1) {
-            uint64_t middle = low + (high - low) / 2;
-            if ((uint64_t)bounds[middle] <= u) low = middle;
-            else high = middle;
-        }
-        bucket = low;
-        *id = u - (uint64_t)bounds[bucket];
-    } else if (!bounds && u < block * p) {
-        bucket = u / block;
-        *id = u - bucket * block;
-    } else {
-        *id = u / p;
-        bucket = u - *id * p;
-    }
-    if (feature[PERI_BUCKET_KEEP]) *id = u;
-    return (int64_t)bucket;
-}
-
-/** The feature of a bag: the last one that begins at it or before. */
-__device__ const int64_t *feature_of(const peri_k_bucketize_args &a, int64_t bag)
-{
-    int64_t low = 0, high = a.n_features;
-    while (high - low > 1) {
-        int64_t middle = low + (high - low) / 2;
-        if (a.features[middle * PERI_BUCKET_WORDS + PERI_BUCKET_FIRST_BAG] <= bag) low = middle;
-        else high = middle;
-    }
-    return a.features + low * PERI_BUCKET_WORDS;
-}
 
 /** Warps of a block whose counters of buckets fit into its shared memory (48 KiB need no asking); 0: not one. */
 int warps_for(int64_t buckets)
@@ -84,53 +39,6 @@ struct counters {
     }
 };
 
-__global__ void __launch_bounds__(PERI_BLOCK) count_buckets(peri_k_bucketize_args a, int64_t begin, int64_t end)
-{
-    PERI_SHARED_DYNAMIC(uint32_t, all);
-    counters count(all, a.buckets);
-    const int64_t warps = peri_grid_threads() / 32;
-    for (int64_t bag = begin + peri_grid_thread() / 32; bag < end; bag += warps) {
-        const int64_t *feature = feature_of(a, bag);
-        int64_t first = peri_index(a.offsets, bag, a.offsets_dtype), last = peri_index(a.offsets, bag + 1, a.offsets_dtype);
-        count.clear();
-        for (int64_t from = first; from < last; from += 32) {
-            int64_t i = from + peri_lane(), bucket = -1;
-            uint64_t id;
-            if (i < last) bucket = bucket_of(a, feature, load_id(a.ids, i, a.ids_dtype), &id);
-            (void)count.place(bucket);
-        }
-        for (int64_t b = peri_lane(); b < a.buckets; b += 32) peri_set_index(a.lengths, b * a.bags + bag, a.lengths_dtype, count.of[b]);
-        __syncwarp();
-    }
-}
-
-/** Five blocks a multiprocessor: with no number the compiler takes 32 registers, and spills. */
-__global__ void __launch_bounds__(PERI_BLOCK, 5) place_ids(peri_k_bucketize_args a, int64_t begin, int64_t end)
-{
-    PERI_SHARED_DYNAMIC(uint32_t, all);
-    counters count(all, a.buckets);
-    const int64_t warps = peri_grid_threads() / 32;
-    for (int64_t bag = begin + peri_grid_thread() / 32; bag < end; bag += warps) {
-        const int64_t *feature = feature_of(a, bag);
-        int64_t first = peri_index(a.offsets, bag, a.offsets_dtype), last = peri_index(a.offsets, bag + 1, a.offsets_dtype);
-        count.clear();
-        for (int64_t from = first; from < last; from += 32) {
-            int64_t i = from + peri_lane(), bucket = -1;
-            uint64_t id = 0;
-            if (i < last) bucket = bucket_of(a, feature, load_id(a.ids, i, a.ids_dtype), &id);
-            int64_t at = count.place(bucket);
-            if (i >= last) continue; /* the others have come out of the match */
-            at += a.starts[bucket * a.bags + bag];
-            peri_set_index(a.new_ids, at, a.ids_dtype, (int64_t)id);
-            for (int64_t k = 0; k < (a.weights ? a.width : 0); k++) a.new_weights[at * a.width + k] = a.weights[i * a.width + k];
-            if (a.positions) peri_set_index(a.positions, at, a.ids_dtype, i - first);
-            if (a.unbucketize) a.unbucketize[i] = at;
-            if (a.mapping) a.mapping[i] = (int32_t)bucket;
-        }
-        __syncwarp();
-    }
-}
-
 __global__ void __launch_bounds__(PERI_BLOCK) replay(peri_k_bucketize_replay_args a, int64_t begin, int64_t end)
 {
     PERI_SHARED_DYNAMIC(uint32_t, all);
@@ -150,18 +58,6 @@ __global__ void __launch_bounds__(PERI_BLOCK) replay(peri_k_bucketize_replay_arg
         for (int64_t b = peri_lane(); b < a.buckets; b += 32) a.cursor[b * a.bags + bag] += count.of[b];
         __syncwarp();
     }
-}
-
-/** Launch one of the three; more buckets than counters fit are an error of the launch. */
-template <class A>
-cudaError_t by_warps(void (*kernel)(A, int64_t, int64_t), const A *a, int64_t begin, int64_t end, const peri_cuda_call *c)
-{
-    int64_t buckets = a->buckets;
-    int warps = warps_for(buckets);
-    if (begin >= end) return cudaSuccess;
-    if (warps == 0) return cudaErrorNotSupported;
-    return peri_cuda_launch(kernel, peri_cuda_grid(end - begin, warps, c), (unsigned)warps * 32, (size_t)(warps * buckets * 4), c, *a,
-                            begin, end);
 }
 
 /* -- indices and permutations -------------------------------------------------------------------------------------------------------- */
@@ -309,9 +205,14 @@ template <class T> cudaError_t to_dense(const peri_k_levels_args *a, int64_t beg
 
 } // namespace
 
-PERI_CUDA_KERNEL(bucketize_count) { return by_warps(count_buckets, a, begin, end, c); }
-PERI_CUDA_KERNEL(bucketize_place) { return by_warps(place_ids, a, begin, end, c); }
-PERI_CUDA_KERNEL(bucketize_replay) { return by_warps(replay, a, begin, end, c); }
+PERI_CUDA_KERNEL(bucketize_replay)
+{
+    const int warps = warps_for(a->buckets);
+    if (begin >= end) return cudaSuccess;
+    if (warps == 0) return cudaErrorNotSupported; /* more buckets than counters fit */
+    return peri_cuda_launch(replay, peri_cuda_grid(end - begin, warps, c), (unsigned)warps * 32, (size_t)(warps * a->buckets * 4), c, *a,
+                            begin, end);
+}
 
 PERI_CUDA_SCRATCH(index_check)
 {

@@ -131,6 +131,30 @@ static void run_bags_report(const call *c)
     step(c, PERI_K_jagged_report, &report, 1, 1);
 }
 
+/* -- buckets ----------------------------------------------------------------------------------------------------------------------- */
+
+/** Sums of the lengths by blocks, and the lengths' sums where nobody asks for them. */
+static int64_t bucketize_scratch(const peri_plugin_host *host, const void *args)
+{
+    (void)host;
+    const peri_k_bucketize_args *a = args;
+    int64_t slots = a->buckets * a->bags;
+    return 8 * (blocks_of(slots) + 1 + (a->starts ? 0 : slots + 1));
+}
+
+static void run_bucketize(const call *c)
+{
+    peri_k_bucketize_args a = *(const peri_k_bucketize_args *)c->args;
+    int64_t slots = a.buckets * a.bags, blocks = blocks_of(slots), *sums = (int64_t *)c->scratch;
+    int64_t grain = a.bags * (1 << 14) / max(1, max(a.n, slots)) + 1; /* some 2^14 ids or slots */
+    if (!a.starts) a.starts = sums + blocks + 1;
+    peri_k_cumsum_args sum = {.x = a.lengths, .y = a.starts, .sums = sums, .rows = 1, .cols = slots, .blocks = blocks, .limit = -1,
+                              .x_dtype = a.lengths_dtype, .y_dtype = PERI_I64, .mode = PERI_CUMSUM_COMPLETE};
+    step(c, PERI_K_bucketize_count, &a, a.bags, grain);
+    sum_steps(c, &sum);
+    if (a.new_ids) step(c, PERI_K_bucketize_place, &a, a.bags, grain);
+}
+
 /* -- sorting ----------------------------------------------------------------------------------------------------------------------- */
 
 enum { DIGIT_BITS = 11, DIGIT_COUNTS = 4 << DIGIT_BITS, SORT_GRAIN = 1 << 14 }; /* bits of a pass; bytes of a chunk's counters */
@@ -639,6 +663,7 @@ static const struct {
 #define OP_SCRATCH(name) [PERI_OP_##name - PERI_OP_FIRST] = {run_##name, name##_scratch}
 #define OP_MASK(name) [PERI_OP_##name - PERI_OP_FIRST] = {run_##name, mask_scratch}
     OP(norm_finish), OP_SCRATCH(cumsum), OP_SCRATCH(bags_report), OP_SCRATCH(lists), OP_SCRATCH(index_check), OP_SCRATCH(unique),
+    OP_SCRATCH(bucketize),
     OP_SCRATCH(table_rows), OP_SCRATCH(slice_bounds), OP_SCRATCH(hash_insert), OP(weights_by_id),
     OP_MASK(mask_count), OP_MASK(mask_pick), OP_MASK(mask_spread), OP_MASK(mask_places),
     OP(tbe_prepare), OP(tbe_check), OP(tbe_report), OP(tbe_forward), OP(tbe_weight_gradient), OP_SCRATCH(tbe_sort),

@@ -4,6 +4,8 @@
  */
 #include "internal.h"
 
+#include "../../kernels/divide.h"
+
 #include <stdio.h>
 
 /** Features and bounds as the kernel wants them, in one i64 tensor. */
@@ -50,6 +52,11 @@ static peri_status plan_init(plan *p, const char *f, const peri_bucket_args *a, 
         w[PERI_BUCKET_FIRST_BAG] = p->bags;
         w[PERI_BUCKET_KEEP] = a->keep_original_indices && a->keep_original_indices[i];
         w[PERI_BUCKET_BOUNDS] = -1;
+        if (status >= 0 && w[PERI_BUCKET_BLOCK] > 0) {
+            peri_k_divisor block = peri_k_divisor_of(w[PERI_BUCKET_BLOCK]);
+            w[PERI_BUCKET_MULTIPLIER] = (int64_t)block.multiplier;
+            w[PERI_BUCKET_SHIFT] = block.shift;
+        }
         if (a->bounds && a->bounds[i]) {
             memcpy(host + p->words + at, a->bounds[i], sizeof *host * (size_t)(a->buckets + 1));
             w[PERI_BUCKET_BOUNDS] = at;
@@ -73,7 +80,7 @@ static peri_status rows_like(const peri_tensor *t, int64_t rows, int32_t dtype, 
 
 static void release(peri_bucket_result *r)
 {
-    peri_tensor **all[] = {&r->lengths, &r->offsets, &r->ids, &r->weights, &r->positions, &r->unbucketize, &r->mapping};
+    peri_tensor **all[] = {&r->lengths, &r->ids, &r->weights, &r->positions, &r->unbucketize, &r->mapping};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         peri_tensor_release(*all[i]);
         *all[i] = NULL;
@@ -84,10 +91,9 @@ static void release(peri_bucket_result *r)
 static peri_status allocate(peri_bucket_result *r, const peri_bucket_args *a, const peri__bags *b, int32_t lengths_dtype,
                             const peri_tensor *ids, const peri_tensor *weights)
 {
-    int64_t n = b->values, slots = b->bags * a->buckets, slots_and_one = slots + 1;
+    int64_t n = b->values, slots = b->bags * a->buckets;
     peri_device *device = peri__device(ids);
     PERI_TRY(peri_tensor_new(device, lengths_dtype, 1, &slots, &r->lengths));
-    PERI_TRY(peri_tensor_new(device, PERI_I64, 1, &slots_and_one, &r->offsets));
     PERI_TRY(rows_like(ids, n, ids->dtype, &r->ids));
     if (weights) PERI_TRY(rows_like(weights, n, weights->dtype, &r->weights));
     if (a->bucketize_pos) PERI_TRY(rows_like(ids, n, ids->dtype, &r->positions));
@@ -96,15 +102,17 @@ static peri_status allocate(peri_bucket_result *r, const peri_bucket_args *a, co
     return PERI_OK;
 }
 
-/** @b is well formed and has its offsets. */
+/** @b is well formed and has its offsets. @offsets: gets those of the result; NULL: nobody asks. */
 static peri_status bucketize(const peri_bucket_args *a, const plan *p, const peri__bags *b, int32_t lengths_dtype, const peri_tensor *ids,
-                             const peri_tensor *weights, peri_bucket_result *out)
+                             const peri_tensor *weights, peri_bucket_result *out, peri_tensor **offsets)
 {
     peri_bucket_result r = {0};
     peri_device *device = peri__device(ids);
-    int64_t width = weights ? peri_dtype_size(weights->dtype) : 0, slots = b->bags * a->buckets;
+    int64_t width = weights ? peri_dtype_size(weights->dtype) : 0;
     for (int32_t d = 1; weights && d < weights->ndim; d++) width *= weights->shape[d];
+    int64_t ends = b->bags * a->buckets + 1;
     peri_status status = allocate(&r, a, b, lengths_dtype, ids, weights);
+    if (status >= 0 && offsets) status = peri_tensor_new(device, PERI_I64, 1, &ends, offsets);
     if (status < 0) {
         release(&r);
         return status;
@@ -112,17 +120,14 @@ static peri_status bucketize(const peri_bucket_args *a, const plan *p, const per
     const int64_t *table = peri__data(p->table);
     peri_k_bucketize_args args = {.offsets = peri__data(b->offsets), .ids = peri__data(ids), .features = table, .bounds = table + p->words,
                                   .weights = width ? peri__data(weights) : NULL, .lengths = peri__data(r.lengths),
-                                  .starts = peri__data(r.offsets), .new_ids = peri__data(r.ids),
+                                  .starts = offsets ? peri__data(*offsets) : NULL, .new_ids = peri__data(r.ids),
                                   .new_weights = width ? peri__data(r.weights) : NULL,
                                   .positions = r.positions ? peri__data(r.positions) : NULL,
                                   .unbucketize = r.unbucketize ? peri__data(r.unbucketize) : NULL,
                                   .mapping = r.mapping ? peri__data(r.mapping) : NULL, .bags = b->bags, .buckets = a->buckets,
-                                  .n_features = a->n_features, .width = width, .offsets_dtype = b->offsets->dtype,
+                                  .n_features = a->n_features, .width = width, .n = b->values, .offsets_dtype = b->offsets->dtype,
                                   .ids_dtype = ids->dtype, .lengths_dtype = lengths_dtype};
-    int64_t grain = b->bags * (1 << 14) / peri__max(1, peri__max(b->values, slots)) + 1; /* some 2^14 ids or slots */
-    status = PERI_LAUNCH(device, bucketize_count, &args, b->bags, grain);
-    if (status >= 0) status = peri__complete_sum(r.lengths, -1, r.offsets);
-    if (status >= 0) status = PERI_LAUNCH(device, bucketize_place, &args, b->bags, grain);
+    status = PERI_RUN(device, bucketize, &args);
     if (status < 0) release(&r);
     else *out = r;
     return status;
@@ -193,7 +198,7 @@ peri_status peri_sparse_bucketize(const peri_bucket_args *a, peri_tensor *length
     PERI_TRY_GOTO(peri__bags_judge(&b, f, bag_text, sizes), out);
     PERI_TRY_GOTO(peri_tensor_contiguous(ids, &flat), out);
     if (weights) PERI_TRY_GOTO(peri_tensor_contiguous(weights, &flat_weights), out);
-    status = bucketize(a, &p, &b, lengths->dtype, flat, flat_weights, out);
+    status = bucketize(a, &p, &b, lengths->dtype, flat, flat_weights, out, NULL);
 out:
     peri__bags_fini(&b);
     peri__free(sizes);
@@ -243,11 +248,11 @@ peri_status peri_kjt_bucketize(peri_kjt *k, const peri_bucket_args *a, peri_kjt 
     peri_status status;
     PERI_TRY_GOTO(repeat_keys(k, a->buckets, &parts.keys, &per_rank), out);
     PERI_TRY_GOTO(plan_init(&p, f, a, k->stride_per_key, peri__kjt_device(k)), out);
-    PERI_TRY_GOTO(bucketize(a, &p, &k->bags, lengths->dtype, k->values, a->bucketize_pos ? NULL : k->weights, &r), out);
+    PERI_TRY_GOTO(bucketize(a, &p, &k->bags, lengths->dtype, k->values, a->bucketize_pos ? NULL : k->weights, &r,
+                            &parts.offsets), out);
     parts.values = r.ids;
     parts.weights = a->bucketize_pos ? r.positions : r.weights;
     parts.lengths = r.lengths;
-    parts.offsets = r.offsets;
     parts.stride_per_key_per_rank = per_rank;
     peri_kjt *made;
     PERI_TRY_GOTO(peri__kjt_adopt(&parts, &made), out);
@@ -263,6 +268,7 @@ peri_status peri_kjt_bucketize(peri_kjt *k, const peri_bucket_args *a, peri_kjt 
     }
 out:
     release(&r);
+    peri_tensor_release(parts.offsets);
     peri__free(per_rank);
     peri_keys_release(parts.keys);
     peri_tensor_release(p.table);

@@ -174,21 +174,35 @@ if only "permute" or only "bucketize" or only "jagged" then
     for i = 1, FEATURES do order[i], blocks[i] = (i * 7) % FEATURES, math.ceil(1e6 / 8) end
     local square = lengths:reshape(FEATURES, batch)
     order = peri.tensor(order, "i32", device)
-    case("permute_2D, F 26, B 65,536, L 20", 16 * n + 16 * bags, 0.60, function()
+    case("permute_2D, F 26, B 65,536, L 20", 16 * n + 16 * bags, 0.65, function()
       sparse.permute_2D_sparse_data(order, square, ids, nil, n)
     end)
+    do -- the bags of a quarter of them, one by one, in another order
+      local quarter = math.floor(bags / 4)
+      local mixed = Tensor.uniform({ quarter }, 0, quarter, 6, 0, "f64", device):to "i32"
+      local some = lengths:slice(1, 0, quarter):contiguous()
+      local m = some:to("f64"):sum():item()
+      local part = ids:slice(1, 0, m):contiguous()
+      local moved = sparse.permute_1D_sparse_data(mixed, some, part):to("f64"):sum():item()
+      case("permute_1D, 425,984 bags of 20 ids", 8 * (m + moved) + 8 * quarter, nil, function()
+        sparse.permute_1D_sparse_data(mixed, some, part)
+      end)
+    end
     local args = { lengths = lengths, indices = ids, block_sizes = blocks, my_size = 8 }
-    case("bucketize 8, F 26, B 65,536, L 20", 16 * n + 4 * bags * 9, 0.60, function() sparse.block_bucketize_sparse_features(args) end)
+    case("bucketize 8, F 26, B 65,536, L 20", 16 * n + 4 * bags * 9, 0.55, function() sparse.block_bucketize_sparse_features(args) end)
+    for i = 1, FEATURES do blocks[i] = math.ceil(1e6 / 64) end
+    args.my_size = 64
+    case("bucketize 64, the same", 16 * n + 4 * bags * 65, nil, function() sparse.block_bucketize_sparse_features(args) end)
     local few = scaled(65536)
     local some = lengths:slice(1, 0, few):contiguous()
     local offsets = sparse.asynchronous_complete_cumsum(some:to "i64")
     local m = some:to("f64"):sum():item()
     local rows = Tensor.uniform({ m, 64 }, -1, 1, 11, 0, "f32", device)
     local dense = sparse.jagged_2d_to_dense(rows, offsets, 40)
-    case("jagged to dense, B 65,536, D 64, 40 rows", 256 * (m + few * 40), 0.60, function()
+    case("jagged to dense, B 65,536, D 64, 40 rows", 256 * (m + few * 40), 0.85, function()
       sparse.jagged_2d_to_dense(rows, offsets, 40)
     end)
-    case("dense to jagged, the same", 2 * 256 * m, 0.60, function() sparse.dense_to_jagged(dense, { offsets }, m) end)
+    case("dense to jagged, the same", 2 * 256 * m, 0.85, function() sparse.dense_to_jagged(dense, { offsets }, m) end)
   end)
 end
 

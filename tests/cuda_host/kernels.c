@@ -4,8 +4,8 @@
  * the kernel on the pretended device, with pointers into the host's memory, and waits. What is wrong with a kernel ends the program with
  * a message.
  *
- * The operations of table batches, and of rows that a mask picks, stand in the places of the steps that do the same on the device cpu, so
- * that their cases serve here too: the range that begins with chunk 0 does all of it. Other steps are missing.
+ * The operations of table batches, of buckets, and of rows that a mask picks, stand in the places of the steps that do the same on the
+ * device cpu, so that their cases serve here too: the range that begins with chunk 0 does all of it. Other steps are missing.
  *
  * Compiled by nvcc the same runs on a GPU, for `make gpu-check`. Its kernels reach the host's memory where programs have shared it
  * (tests/kernels/isas.h): the driver then holds it in place, and the GPU reads and writes it over the bus.
@@ -60,6 +60,14 @@ static void step_tbe_sort(const void *args, int64_t begin, int64_t end)
     operate(PERI_OP_tbe_sort, &sort, begin, end);
 }
 
+/** The operation bucketize counts where there is no place for ids; its sums of lengths are scratch of its own. */
+static void step_bucketize_count(const void *args, int64_t begin, int64_t end)
+{
+    peri_k_bucketize_args a = *(const peri_k_bucketize_args *)args;
+    a.starts = NULL;
+    operate(PERI_OP_bucketize, &a, begin, end);
+}
+
 #define X(name, args) static void host_##name(const void *a, int64_t begin, int64_t end) { run(PERI_K_##name, a, begin, end); }
 PERI_KERNELS(X)
 #undef X
@@ -91,7 +99,8 @@ const peri_kernels *peri_cuda_host_kernels(void)
     PERI_KERNELS(X)
 #undef X
 #define X(name) table.fn[PERI_K_##name] = step_##name;
-    STEPS(X) X(tbe_sort)
+    STEPS(X) X(tbe_sort) X(bucketize_count)
 #undef X
+    table.fn[PERI_K_bucketize_place] = step_bucketize_count;
     return &table;
 }

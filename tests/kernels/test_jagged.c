@@ -6,6 +6,8 @@
  */
 #include "jagged_cases.h"
 
+#include "kernels/divide.h"
+
 static const int64_t counts[] = {0, 1, 7, 100, 4095, 4096, 4097, 20000};
 
 static void cumulative_sums(void **unused)
@@ -262,9 +264,9 @@ static uint64_t random_id(uint64_t end, bool wide)
 static void buckets(void **unused)
 {
     (void)unused;
-    static const int64_t many[] = {1, 2, 3, 8, 64, 65, 200};
-    for (int variant = 0; variant < 84; variant++) {
-        int64_t p = many[variant % 7], features = 1 + (int64_t)draw(4), batch = (int64_t)draw(variant % 3 ? 30 : 3), bags = 0;
+    static const int64_t many[] = {1, 2, 3, 8, 64, 65, 200, 1025};
+    for (int variant = 0; variant < 96; variant++) {
+        int64_t p = many[variant % 8], features = 1 + (int64_t)draw(4), batch = (int64_t)draw(variant % 3 ? 30 : 3), bags = 0;
         int64_t *table = room(8 * (features + 1) * PERI_BUCKET_WORDS), *bounds = room(8 * features * (p + 1)), *lengths;
         uint64_t *end = room(8 * features);
         for (int64_t f = 0; f <= features; f++) {
@@ -278,6 +280,9 @@ static void buckets(void **unused)
             int kind = (int)draw(5);
             uint64_t below = kind == 0 ? 1 : kind == 1 ? 10 : kind == 2 ? (uint64_t)1 << 53 : 1 << 24;
             w[PERI_BUCKET_BLOCK] = (int64_t)draw(below);
+            peri_k_divisor block = peri_k_divisor_of(w[PERI_BUCKET_BLOCK] > 0 ? w[PERI_BUCKET_BLOCK] : 1);
+            w[PERI_BUCKET_MULTIPLIER] = (int64_t)block.multiplier;
+            w[PERI_BUCKET_SHIFT] = block.shift;
             end[f] = (uint64_t)w[PERI_BUCKET_BLOCK] * (uint64_t)p;
             if (kind != 4) continue;
             w[PERI_BUCKET_BOUNDS] = f * (p + 1);
@@ -286,6 +291,8 @@ static void buckets(void **unused)
             end[f] = (uint64_t)bounds[f * (p + 1) + p];
         }
         lengths = random_lengths(bags, variant % 5 == 0 ? 60 : 3);
+        for (int64_t i = 0; i < bags && variant % 12 > 9 && p < 66; i++) /* bags of several tiles of a GPU, short ones beside them */
+            if (draw((uint64_t)bags) < 3) lengths[i] = (int64_t)draw(5000);
         int64_t *offsets = complete(lengths, bags), n = offsets[bags], slots = bags * p, *ids = room(8 * n);
         bool wide = variant & 2;
         int32_t dtype = wide ? PERI_I64 : PERI_I32, o = dtypes[variant >> 2 & 1], l = dtypes[variant >> 3 & 1];
@@ -295,10 +302,10 @@ static void buckets(void **unused)
         int64_t width = variant % 3 == 0 ? 0 : variant % 3 == 1 ? 4 : 12;
         peri_k_bucketize_args a = {.offsets = ints(offsets, bags + 1, o), .ids = ints(ids, n, dtype), .features = table, .bounds = bounds,
                                    .weights = width ? random_bytes(n * width) : NULL, .bags = bags, .buckets = p, .n_features = features,
-                                   .width = width, .offsets_dtype = o, .ids_dtype = dtype, .lengths_dtype = l};
+                                   .width = width, .n = n, .offsets_dtype = o, .ids_dtype = dtype, .lengths_dtype = l};
         a.lengths = room(slots * size_of(l));
         compare("bucketize", PERI_K_bucketize_count, &a, bags, (output[]){OUTPUT(a.lengths, slots * size_of(l))}, 1);
-        int64_t *starts = room(8 * slots), sum = 0;
+        int64_t *starts = room(8 * (slots + 1)), sum = 0;
         for (int64_t s = 0; s < slots; s++) {
             starts[s] = sum;
             sum += l == PERI_I32 ? ((int32_t *)a.lengths)[s] : ((int64_t *)a.lengths)[s];

@@ -63,7 +63,7 @@ local bucket_spec = { lengths = required, indices = required, weights = optional
   block_sizes = required, my_size = required, total_num_blocks = optional, batch_size_per_feature = optional,
   block_bucketize_pos = optional, keep_orig_idx = false, keep_orig_idx_per_feature = optional, return_bucket_mapping = false }
 
---- Ids cut into my_size buckets: see perilune/sparse.h. Returns { lengths, offsets, indices, weights, positions, unbucketize_permute,
+--- Ids cut into my_size buckets: see perilune/sparse.h. Returns { lengths, indices, weights, positions, unbucketize_permute,
 --- bucket_mapping }.
 function M.block_bucketize_sparse_features(a)
   local func = "block_bucketize_sparse_features"
@@ -75,7 +75,7 @@ function M.block_bucketize_sparse_features(a)
   end
   check(C.peri_sparse_bucketize(bucket_args, Tensor.ptr(a.lengths), Tensor.ptr(a.indices), A.ptr(a.weights), batches, bucket_result))
   local r = {}
-  for name, field in pairs { lengths = "lengths", offsets = "offsets", indices = "ids", weights = "weights", positions = "positions",
+  for name, field in pairs { lengths = "lengths", indices = "ids", weights = "weights", positions = "positions",
     unbucketize_permute = "unbucketize", bucket_mapping = "mapping" } do
     if bucket_result[field] ~= nil then r[name] = Tensor.wrap(bucket_result[field]) end
   end

@@ -34,7 +34,6 @@ typedef struct peri_bucket_args {
 /** What comes out; NULL where not asked for. */
 typedef struct peri_bucket_result {
     peri_tensor *lengths;     /* [buckets * bags]: all bags of bucket 0, then of bucket 1, ...; dtype of the given lengths */
-    peri_tensor *offsets;     /* i64, one entry more */
     peri_tensor *ids;         /* new ids; those of a bag keep their order within a bucket */
     peri_tensor *weights;     /* the weights of those ids */
     peri_tensor *positions;   /* their places in their original bags, dtype of the ids */
