@@ -24,7 +24,8 @@ __device__ void store_scale(const peri_k_rows_args &a, uint8_t *row, const k_sca
 {
     if (a.scale_at < 0) return;
     if (a.half) {
-        peri_store_bytes(row + a.scale_at, 4, k_f32_to_f16(s.scale) | (uint32_t)k_f32_to_f16(s.bias) << 16);
+        /* Rows are compared byte by byte: where there is no scale, its NaN has the bits of ref's, not those of the hardware's. */
+        peri_store_bytes(row + a.scale_at, 4, s.scale == s.scale ? peri_f16::pair(s.scale, s.bias) : 0x7e007e00u);
     } else {
         peri_store_float(row + a.scale_at, s.scale);
         peri_store_float(row + a.scale_at + 4, s.bias);
