@@ -97,13 +97,14 @@ static peri_status find_device(peri__comm *comm, const peri_comm_config *config)
     return PERI_OK;
 }
 
-/** Join the second world, if one was found: of the ranks of @world. */
-static peri_status open_device(peri_group *world)
+/** Join the second world, if one was found: of the ranks of @world. @job: the world's name, by which sim finds the others; else NULL. */
+static peri_status open_device(peri_group *world, const char *job)
 {
     peri__comm *comm = world->comm;
     if (!comm->device) return PERI_OK;
-    peri_coll_open boot = {.rank = comm->rank, .size = comm->size, .timeout_ns = comm->timeout_ns, .device_vtab = comm->device->vtab,
-                           .device = comm->device->ctx, .host_vtab = comm->vtab, .host_group = world->ctx};
+    peri_coll_open boot = {.job = job, .rank = comm->rank, .size = comm->size, .timeout_ns = comm->timeout_ns,
+                           .device_vtab = comm->device->vtab, .device = comm->device->ctx, .host_vtab = comm->vtab,
+                           .host_group = world->ctx};
     PERI_TRY(comm->device_vtab->open(&boot, &world->device_ctx));
     comm->device_world = world->device_ctx;
     return PERI_OK;
@@ -169,7 +170,7 @@ static peri_status choose_device(peri_group *world, const char *name, char *why,
     PERI_TRY_GOTO(peri_group_close(vote), out);
     count_up(all, n, why, len);
     if (why[0]) comm->device = NULL, comm->device_vtab = NULL;
-    else status = open_device(world);
+    else status = open_device(world, NULL);
 out:
     peri_work_release(work);
     peri_group_release(vote);
@@ -242,7 +243,7 @@ peri_status peri_comm_open(const peri_comm_config *given, peri_group **out)
     ctx = NULL;
     world->tag = peri__hash_text("world");
     world->timeout_ns = timeout;
-    PERI_TRY_GOTO(open_device(world), out);
+    PERI_TRY_GOTO(open_device(world, config.job), out);
     describe(comm, comm->device ? config.device : NULL, false, "");
     if (config.device && *config.device) PERI_TRY_GOTO(peri_comm_use_device(world, config.device), out);
     if (boot.size > 1 && strcmp(vtab->name, "sim") != 0) {
