@@ -47,6 +47,7 @@ for _, device in ipairs { "cpu", "opaque" } do
       { "muladd", function(x, y) return F.muladd(x, y, y), y end },
       { "matmul", function(x, y) return x:matmul(y), y end },
       { "linear", function(x, y) return F.linear(x, y), y end },
+      { "cross_net", function(x, y) return F.cross_net(x, nil, { y }), y end },
       { "softmax", function(x) local s = x:softmax(1) return s, s end },
       { "peri_op_mse", function(x, y) return F.mse_loss(x, y), y end },
     }

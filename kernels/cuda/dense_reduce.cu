@@ -37,6 +37,42 @@ cudaError_t sum_range(const peri_k_sum_dim_args *a, int64_t begin, int64_t end, 
                              sum_one<LANES, T, Sum>{*a, blocks});
 }
 
+/** Elements [from, to) of dst by blocks of threads: 32 columns side by side, PERI_WARPS rows of x at once. */
+template <class T>
+__global__ void __launch_bounds__(PERI_BLOCK) sum_columns(peri_k_sum_dim_args a, int64_t blocks, int64_t from, int64_t to)
+{
+    PERI_SHARED(double, parts, PERI_BLOCK);
+    const int lane = peri_lane(), warp = (int)(threadIdx.x / 32);
+    const int64_t tiles = (a.inner + 31) / 32, first = from / a.inner, rows = (to + a.inner - 1) / a.inner - first;
+    for (int64_t b = blockIdx.x; b < rows * tiles; b += gridDim.x) {
+        const int64_t row = first + b / tiles, column = b % tiles * 32 + lane, o = row / blocks, k = row - o * blocks;
+        const int64_t last = (k + 1) * a.block < a.n ? (k + 1) * a.block : a.n, at = row * a.inner + column;
+        const bool mine = column < a.inner && at >= from && at < to;
+        const T *x = (const T *)a.x + o * a.n * a.inner + column;
+        double sum = 0;
+        for (int64_t r = k * a.block + warp; mine && r < last; r += PERI_WARPS) sum += (double)x[r * a.inner];
+        parts[threadIdx.x] = sum;
+        __syncthreads();
+        if (warp == 0 && mine) {
+            sum = 0;
+            PERI_UNROLL
+            for (int w = 0; w < PERI_WARPS; w++) sum += parts[w * 32 + lane];
+            ((T *)a.dst)[at] = (T)(sum * a.scale);
+        }
+        __syncthreads(); /* the next round writes the parts */
+    }
+}
+
+/** What sum_range does, by sum_columns. */
+template <class T> cudaError_t sum_rows(const peri_k_sum_dim_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
+{
+    const int64_t blocks = a->n ? (a->n + a->block - 1) / a->block : 1, parts = (a->inner + PERI_SUM_COLUMNS - 1) / PERI_SUM_COLUMNS;
+    if (parts == 0 || begin >= end) return cudaSuccess;
+    const int64_t from = begin / parts * a->inner + begin % parts * PERI_SUM_COLUMNS, to = end / parts * a->inner + end % parts * PERI_SUM_COLUMNS;
+    const int64_t rows = (to + a->inner - 1) / a->inner - from / a->inner, tiles = (a->inner + 31) / 32;
+    return peri_cuda_launch(sum_columns<T>, peri_cuda_grid(rows * tiles, 1, c), PERI_BLOCK, 0, c, *a, blocks, from, to);
+}
+
 /** Is x a larger maximum than y? NaN is the largest, and of equal ones the first. */
 template <class T> __device__ __forceinline__ bool beats(T x, int64_t i, T y, int64_t j)
 {
@@ -227,7 +263,7 @@ PERI_CUDA_KERNEL(sum_dim)
     const int64_t numbers = a->n < a->block ? a->n : a->block;
     if (numbers <= 64) return a->dtype == PERI_F64 ? sum_range<1, double>(a, begin, end, c) : sum_range<1, float, float>(a, begin, end, c);
     if (a->inner < 8) return a->dtype == PERI_F64 ? sum_range<32, double>(a, begin, end, c) : sum_range<32, float>(a, begin, end, c);
-    return a->dtype == PERI_F64 ? sum_range<1, double>(a, begin, end, c) : sum_range<1, float>(a, begin, end, c);
+    return a->dtype == PERI_F64 ? sum_rows<double>(a, begin, end, c) : sum_rows<float>(a, begin, end, c);
 }
 
 PERI_CUDA_KERNEL(max_dim) { return BY_INNER(max_one, a->inner); }

@@ -8,8 +8,9 @@ describe("out of memory", function()
   local bottom = nn.MLP { in_size = 4, layer_sizes = { 6, 5 }, activation = "swish_layernorm" }
   local top = nn.OverArch { in_features = 5 + 6, layer_sizes = { 4, 1 } }
   local cross = nn.LowRankMixtureCrossNet { in_features = 11, num_layers = 1, num_experts = 2, low_rank = 2 }
+  local low_rank = nn.LowRankCrossNet { in_features = 11, num_layers = 2, low_rank = 2 }
   local params = {}
-  for _, m in ipairs { bottom, cross, top } do
+  for _, m in ipairs { bottom, cross, low_rank, top } do
     for _, p in ipairs(m:parameters()) do params[#params + 1] = p end
   end
   local x, sparse, labels = peri.ones { 3, 4 }, peri.ones({ 3, 3, 5 }):requires_grad(), peri.zeros { 3 }
@@ -17,7 +18,7 @@ describe("out of memory", function()
 
   local function step()
     local dense = F.dropout(bottom:forward(x), 0.3, 1, 1)
-    local both = cross:forward(F.interaction(dense, sparse))
+    local both = low_rank:forward(cross:forward(F.interaction(dense, sparse)))
     local logits = top:forward(both):reshape(-1)
     local wide = F.stack({ logits, logits / (logits * 0.1 + 3) }, 2):softmax(2)
     local loss = F.binary_cross_entropy_with_logits(logits, labels, labels:expand { 3 }) + F.cross_entropy(wide, classes)

@@ -8,7 +8,7 @@ describe("compiles:", function()
   local a, b = peri.ones { 4, 6 }, peri.ones { 4, 6 }
   local w, bias, dense, sparse = peri.ones { 3, 6 }, peri.ones { 3 }, peri.ones { 4, 5 }, peri.ones { 4, 2, 5 }
   local labels, classes = peri.zeros { 4 }, peri.zeros({ 4 }, "i64")
-  local pair = { a, b }
+  local pair, square = { a, b }, { peri.ones { 6, 6 } }
 
   local calls = {
     relu = function() return a:relu() end,
@@ -17,6 +17,7 @@ describe("compiles:", function()
     arithmetic = function(i) return (a + b) * 2 - a / (i + 1) end,
     muladd = function() return F.muladd(a, b, a) end,
     linear = function() return F.linear(a, w, bias, 1) end,
+    cross_net = function() return F.cross_net(a, nil, square) end,
     matmul = function() return F.matmul(a, w:transpose(1, 2)) end,
     cat = function() return F.cat(pair, 2) end,
     stack = function() return F.stack(pair, 1) end,

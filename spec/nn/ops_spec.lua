@@ -27,6 +27,12 @@ local function add(name, shapes, f, options) cases[#cases + 1] = { name = name, 
 
 add("x * x", { { { 3, 2 } } }, function(x) return x * x end)
 add("muladd", { { { 2, 3 }, { 2, 3 }, { 2, 3 } }, { { 0, 2 }, { 0, 2 }, { 0, 2 } }, { { 1, 17 }, { 1, 17 }, { 1, 17 } } }, F.muladd)
+add("cross_net", { { { 4, 3 }, { 2, 3 }, { 3, 2 }, { 3 }, { 1, 3 }, { 3, 1 }, { 3, 1 } }, { { 70, 2 }, { 1, 2 }, { 2, 1 }, { 2 }, { 3, 2 },
+  { 2, 3 }, { 2 } }, { { 2, 2, 3 }, { 1, 3 }, { 3, 1 }, { 3 }, { 1, 3 }, { 3, 1 }, { 3 } }, { { 0, 3 }, { 2, 3 }, { 3, 2 }, { 3 }, { 2, 3 },
+  { 3, 2 }, { 3 } } }, function(x, v, w, b, v2, w2, b2) return F.cross_net(x, { v, v2 }, { w, w2 }, { b, b2 }) end)
+add("cross_net of whole matrices", { { { 4, 3 }, { 3, 3 }, { 3, 3 }, { 3, 3 } }, { { 3 }, { 3, 3 }, { 3, 3 }, { 3, 3 } } },
+  function(x, a, b, c) return F.cross_net(x, nil, { a, b, c }) * x end)
+add("cross_net of one layer", { { { 65, 3 }, { 3, 3 }, { 3 } } }, function(x, w, b) return F.cross_net(x, nil, { w }, { b }) end)
 add("linear", { { { 4, 3 }, { 5, 3 } }, { { 3 }, { 2, 3 } }, { { 2, 3, 4 }, { 1, 4 } }, { { 0, 3 }, { 2, 3 } }, { { 2, 0 }, { 3, 0 } }, {
   { 1, 1 }, { 1, 1 } } },
   function(x, w) return F.linear(x, w) end)
@@ -230,6 +236,8 @@ for _, device in ipairs { "cpu", "opaque" } do
       fails("peri_op_add: f32 %[2, 3%] and f32 %[2%] do not broadcast: sizes 3 and 2", F.add, a, b)
       fails("peri_op_add: dtypes differ", F.add, a, a:to "f64")
       fails("peri_op_relu: x is i64, allowed: f32, f64", F.relu, labels)
+      fails("peri_op_cross_net: w%[0%] is f32 %[2, 3%], wanted %[3, 3%]", F.cross_net, a, nil, { a })
+      fails("cross_net: 2 W, 1 V, 2 biases", F.cross_net, a, { a }, { a, a })
       fails("peri_op_muladd: shapes differ", F.muladd, a, a, b)
       fails("peri_op_linear: x is %[2, 3%], wanted %[%*, 2%]", F.linear, a, t { { 1, 2 }, { 3, 4 } })
       fails("bias.*their first sizes must agree", F.linear, a, a, t { 1, 2, 3 })

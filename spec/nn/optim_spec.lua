@@ -184,6 +184,66 @@ describe("optimizers", function()
     assert.is_nil(a:grad())
   end)
 
+  -- More parameters than one launch takes, of two dtypes, some empty, some without a gradient in some steps, one of them twice.
+  for class, options in peri.util.ordered { SGD = { momentum = 0.9 }, Adagrad = { lr_decay = 0.1 }, Adam = { amsgrad = true },
+    AdamW = {}, RMSprop = { centered = true, momentum = 0.5 }, RowWiseAdagrad = {} } do
+    for _, device in ipairs { "cpu", "opaque" } do
+      it("update many parameters as each by itself: " .. class .. " on " .. device, function()
+        local N, together, alone = 150, {}, {}
+        local function optimizer(params)
+          local args = { params = params, lr = 0.1 }
+          for name, value in peri.util.ordered(options) do args[name] = value end
+          return optim[class](args)
+        end
+        local function new(i)
+          local dtype = i % 7 == 0 and "f64" or "f32"
+          return peri.Tensor.uniform({ i % 11 == 0 and 0 or i % 4 + 1, i % 9 + 1 }, -1, 1, i, 0, dtype, device):requires_grad()
+        end
+        for i = 1, N do
+          local p = new(i)
+          together[i], alone[i] = p, { tensor = new(i) }
+          alone[i].optimizer = optimizer { alone[i].tensor }
+        end
+        together[N + 1] = { name = "again", tensor = together[5] }
+        for i = 1, N do together[i] = { name = "p" .. i, tensor = together[i] } end
+        local again = optimizer { alone[5].tensor }
+        local all = optimizer(together)
+        for step = 1, 3 do
+          for i = 1, N do
+            local p, q = together[i].tensor, alone[i].tensor
+            local g = (i + step) % 5 > 0 and peri.Tensor.uniform(p:shape(), -1, 1, i, step, p:dtype(), device) or nil
+            p:set_grad(g)
+            q:set_grad(g)
+          end
+          all:step()
+          for i = 1, N do alone[i].optimizer:step() end
+          again:step()
+        end
+        for i = 1, N do assert.same(alone[i].tensor:to_list(), together[i].tensor:to_list(), "parameter " .. i) end
+      end)
+    end
+  end
+
+  it("clip many gradients as if they were one", function()
+    for _, device in ipairs { "cpu", "opaque" } do
+      local params, squares, largest = {}, 0, 0
+      for i = 1, 140 do
+        local dtype = i % 7 == 0 and "f64" or "f32"
+        params[i] = peri.zeros({ i % 50 }, dtype, device):requires_grad()
+        if i % 6 > 0 then params[i]:set_grad(peri.Tensor.uniform({ i % 50 }, -1, 1, i, 0, dtype, device)) end
+        for _, x in ipairs(i % 6 > 0 and params[i]:grad():to_list() or {}) do
+          squares, largest = squares + x * x, math.max(largest, math.abs(x))
+        end
+      end
+      local before = params[10]:grad():to_list()
+      assert.near(largest, optim.grad_norm(params, math.huge):item(), 0)
+      assert.near(math.sqrt(squares), optim.clip_grad_norm(params, 1):item(), 1e-9)
+      for i, x in ipairs(params[10]:grad():to_list()) do assert.near(before[i] / (math.sqrt(squares) + 1e-6), x, 1e-7) end
+      optim.clip_grad_value(params, 0.01)
+      assert.near(0.01, optim.grad_norm(params, math.huge):item(), 1e-9)
+    end
+  end)
+
   it("take gradients that are views, and f64", function()
     local p = peri.ones({ 2, 3 }, "f64"):requires_grad()
     p:set_grad(peri.tensor({ { 1, 2 }, { 3, 4 }, { 5, 6 } }, "f64"):transpose(1, 2))
