@@ -79,18 +79,12 @@ static inline dense_case dense_begin(const char *name, int32_t kernel, int32_t d
     return c;
 }
 
-/** A case that is not wanted after all. */
-static inline void dense_drop(dense_case *c)
-{
-    for (int32_t i = 0; i < c->inputs; i++) free(c->input[i]);
-}
-
 static inline void dense_end(dense_case *c, const void *args, size_t size, int64_t range, dense_visit visit, void *ctx)
 {
     memcpy(c->args, args, size);
     c->range = range;
     visit(c, ctx);
-    dense_drop(c);
+    for (int32_t i = 0; i < c->inputs; i++) free(c->input[i]);
 }
 
 #define DENSE_OUT(c, type, field, n, dtype, initial) dense_add_out((c), offsetof(type, field), (n), (dtype), (initial))
@@ -185,21 +179,23 @@ static inline void dense_rows(int64_t rows, int64_t cols, int32_t dtype, dense_v
             dense_end(&c, &g, sizeof g, blocks, visit, ctx);
         }
     for (int32_t flags = 0; flags < 8; flags++) {
-        bool bias = flags & 1;
-        c = dense_begin(bias ? "cross" : "cross without bias", PERI_K_cross, dtype, rows, cols);
-        peri_k_cross_args f = {.x0 = dense_numbers(&c, n, dtype, -1, 1), .u = dense_numbers(&c, n, dtype, -1, 1),
-                               .bias = bias ? dense_numbers(&c, cols, dense_wide(dtype), -1, 1) : NULL,
-                               .x = dense_numbers(&c, n, dtype, -1, 1), .dtype = dtype, .cols = cols};
-        DENSE_OUT(&c, peri_k_cross_args, y, n, dtype, NULL);
-        if (flags < 2) dense_end(&c, &f, sizeof f, rows, visit, ctx);
-        else dense_drop(&c);
-        c = dense_begin(flags & 2 ? "cross_grad, added" : "cross_grad", PERI_K_cross_grad, dtype, rows, cols);
+        bool bias = flags & 1, add = flags & 2, same = flags & 4;
+        if (!bias && (add || same)) continue;
+        if (!add && !same) {
+            c = dense_begin(bias ? "cross" : "cross without bias", PERI_K_cross, dtype, rows, cols);
+            peri_k_cross_args f = {.x0 = dense_numbers(&c, n, dtype, -1, 1), .u = dense_numbers(&c, n, dtype, -1, 1),
+                                   .bias = bias ? dense_numbers(&c, cols, dense_wide(dtype), -1, 1) : NULL,
+                                   .x = dense_numbers(&c, n, dtype, -1, 1), .dtype = dtype, .cols = cols};
+            DENSE_OUT(&c, peri_k_cross_args, y, n, dtype, NULL);
+            dense_end(&c, &f, sizeof f, rows, visit, ctx);
+        }
+        c = dense_begin(add ? "cross_grad, added" : "cross_grad", PERI_K_cross_grad, dtype, rows, cols);
         peri_k_cross_grad_args g = {.dy = dense_numbers(&c, n, dtype, -1, 1), .x0 = dense_numbers(&c, n, dtype, -1, 1),
                                     .u = dense_numbers(&c, n, dtype, -1, 1),
                                     .bias = bias ? dense_numbers(&c, cols, dense_wide(dtype), -1, 1) : NULL, .dtype = dtype,
-                                    .add = flags & 2, .same = flags & 4, .rows = rows, .cols = cols};
+                                    .add = add, .same = same, .rows = rows, .cols = cols};
         DENSE_OUT(&c, peri_k_cross_grad_args, du, n, dtype, NULL);
-        DENSE_OUT(&c, peri_k_cross_grad_args, dx0, n, dtype, flags & 2 ? dense_numbers(&c, n, dtype, -1, 1) : NULL);
+        DENSE_OUT(&c, peri_k_cross_grad_args, dx0, n, dtype, add ? dense_numbers(&c, n, dtype, -1, 1) : NULL);
         if (bias) DENSE_OUT(&c, peri_k_cross_grad_args, partial, blocks * cols, dense_wide(dtype), NULL);
         dense_end(&c, &g, sizeof g, blocks, visit, ctx);
     }

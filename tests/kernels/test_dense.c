@@ -91,11 +91,12 @@ static void check_case(dense_case *c, void *ctx)
 static const int32_t dtypes[] = {PERI_F32, PERI_F64, PERI_F16, PERI_BF16}; /* the first two: of all kernels */
 static const int64_t sizes[] = {0, 1, 3, 7, 8, 9, 15, 16, 17, 31, 33, 100};
 
-/** The cases of f(size, dtype) on arrays at multiples of 16 bytes, and one element behind. */
+/** The cases of f(size, dtype) on arrays one element behind a multiple of 16 bytes, and, of sizes of whole packs of f32, at multiples. */
 #define DENSE_EVERYWHERE(dtype_count, call)                                            \
     for (int aligned_ = 0; aligned_ < 2; aligned_++)                                   \
         for (int d = 0; d < (dtype_count); d++)                                        \
             for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {                \
+                if (aligned_ && (sizes[i] == 0 || sizes[i] % 4 != 0)) continue;        \
                 dense_aligned = aligned_;                                              \
                 call;                                                                  \
                 dense_aligned = false;                                                 \
@@ -118,7 +119,10 @@ static void kernels_of_rows(void **state)
     (void)state;
     static const int64_t rows[] = {0, 1, 2, 5, PERI_SUM_ROWS, PERI_SUM_ROWS + 3, 3 * PERI_SUM_ROWS - 1};
     for (size_t r = 0; r < sizeof rows / sizeof *rows; r++)
-        DENSE_EVERYWHERE(4, dense_rows(rows[r], sizes[i], dtypes[d], check_case, NULL));
+        DENSE_EVERYWHERE(4, {
+            const bool few = dense_aligned || d >= 2; /* what differs there is how packs are loaded, which two heights show */
+            if (!few || rows[r] == 2 || rows[r] == PERI_SUM_ROWS + 3) dense_rows(rows[r], sizes[i], dtypes[d], check_case, NULL);
+        });
 }
 
 static void sums(void **state)
