@@ -74,7 +74,8 @@ typedef struct peri_k_optim_rmsprop_args {
     peri_optim_list list;
 } peri_k_optim_rmsprop_args;
 
-/** Per row of w, a row being n / (rows of the part) numbers: g' as in sgd;  sum[r] += mean over the row of g'^2;  w -= lr * g' / (sqrt(sum[r]) + eps).  state[0]: sum. range: rows. */
+/** Per row of w, which is n / (rows of the part) numbers: g' as in sgd;  sum[r] += mean over the row of g'^2;
+ *  w -= lr * g' / (sqrt(sum[r]) + eps).  state[0]: sum. range: rows. */
 typedef struct peri_k_optim_rowwise_adagrad_args {
     int32_t dtype;
     bool maximize;

@@ -290,12 +290,12 @@ static void cpu_cross(const void *args, int64_t begin_row, int64_t end_row)
     const float *bias = a->bias;
     for (int64_t r = begin_row; r < end_row; r++) {
         float *y = (float *)a->y + r * a->cols;
-        const float *x0 = (const float *)a->x0 + r * a->cols, *u = (const float *)a->u + r * a->cols, *x = (const float *)a->x + r * a->cols;
-        int64_t c = 0, left;
-        for (; c + K_LANES <= a->cols; c += K_LANES) k_store(y + c, k_fma(k_load(x0 + c), k_load(u + c) + k_load(bias + c), k_load(x + c)));
-        if ((left = a->cols - c) > 0)
-            k_store_part(y + c, k_fma(k_load_part(x0 + c, left), k_load_part(u + c, left) + k_load_part(bias + c, left), k_load_part(x + c, left)),
-                         left);
+        const float *x0 = (const float *)a->x0 + r * a->cols, *u = (const float *)a->u + r * a->cols;
+        const float *x = (const float *)a->x + r * a->cols;
+        for (int64_t c = 0; c < a->cols; c += K_LANES) {
+            int64_t n = a->cols - c;
+            k_store_n(y, c, k_fma(k_load_n(x0, c, n), k_load_n(u, c, n) + k_load_n(bias, c, n), k_load_n(x, c, n)), n);
+        }
     }
 }
 

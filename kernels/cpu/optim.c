@@ -114,8 +114,8 @@ static void cpu_norm_partial(const void *args, int64_t begin, int64_t end)
     for (int32_t q = 0; q < a->list.n; q++) {
         const ref_slice s = ref_slice_of(&a->list, q, begin, end);
         for (int64_t k = s.first; k < s.last; k++) {
-            int64_t left = s.part->n - k * PERI_NORM_BLOCK;
-            a->partial[s.before + k] = cpu_squares((const float *)s.part->w + k * PERI_NORM_BLOCK, left < PERI_NORM_BLOCK ? left : PERI_NORM_BLOCK);
+            int64_t first = k * PERI_NORM_BLOCK, left = s.part->n - first;
+            a->partial[s.before + k] = cpu_squares((const float *)s.part->w + first, left < PERI_NORM_BLOCK ? left : PERI_NORM_BLOCK);
         }
     }
 }

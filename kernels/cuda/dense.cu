@@ -11,7 +11,7 @@
 
 namespace {
 
-/* -- functions of one or more arrays that are laid out alike ------------------------------------------------------------------------------ */
+/* -- functions of one or more arrays that are laid out alike -------------------------------------------------------------------------- */
 
 /** Packs of a thread: their loads are in flight together. */
 enum { PACKS = 2 };
@@ -149,7 +149,7 @@ template <class E, int OP> struct binary_map {
     ONE_BY_ONE
 };
 
-/* -- arithmetic of arrays that are laid out otherwise --------------------------------------------------------------------------------------- */
+/* -- arithmetic of arrays that are laid out otherwise --------------------------------------------------------------------------------- */
 
 /** Row @row of the result, a row being the last dimension: where it begins in both operands is divided out once. */
 template <class E> struct binary_row {
@@ -167,7 +167,8 @@ template <class E> struct binary_row {
             at_b += at * a.b_stride[d];
         }
         for (int64_t c = lane; c < cols; c += lanes) {
-            const number x = E::load((const typename E::type *)a.a, at_a + c * sa), y = E::load((const typename E::type *)a.b, at_b + c * sb);
+            const number x = E::load((const typename E::type *)a.a, at_a + c * sa);
+            const number y = E::load((const typename E::type *)a.b, at_b + c * sb);
             E::store((typename E::type *)a.dst, row * cols + c, combine(a.op, x, y));
         }
     }

@@ -68,7 +68,8 @@ template <class T> cudaError_t sum_rows(const peri_k_sum_dim_args *a, int64_t be
 {
     const int64_t blocks = a->n ? (a->n + a->block - 1) / a->block : 1, parts = (a->inner + PERI_SUM_COLUMNS - 1) / PERI_SUM_COLUMNS;
     if (parts == 0 || begin >= end) return cudaSuccess;
-    const int64_t from = begin / parts * a->inner + begin % parts * PERI_SUM_COLUMNS, to = end / parts * a->inner + end % parts * PERI_SUM_COLUMNS;
+    const int64_t from = begin / parts * a->inner + begin % parts * PERI_SUM_COLUMNS;
+    const int64_t to = end / parts * a->inner + end % parts * PERI_SUM_COLUMNS;
     const int64_t rows = (to + a->inner - 1) / a->inner - from / a->inner, tiles = (a->inner + 31) / 32;
     return peri_cuda_launch(sum_columns<T>, peri_cuda_grid(rows * tiles, 1, c), PERI_BLOCK, 0, c, *a, blocks, from, to);
 }

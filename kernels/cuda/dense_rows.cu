@@ -97,8 +97,8 @@ template <class F>
 cudaError_t each_summed_strip(int64_t begin, int64_t end, const peri_tiles &t, void *partial, const peri_cuda_call *c, F f)
 {
     if (begin >= end || t.cols == 0) return cudaSuccess;
-    return peri_cuda_launch(summed_strips_kernel<F>, peri_cuda_grid((end - begin) * t.across, 1, c, 1 << 12), PERI_BLOCK, 0, c, f, t, partial,
-                            begin, end);
+    const unsigned grid = peri_cuda_grid((end - begin) * t.across, 1, c, 1 << 12);
+    return peri_cuda_launch(summed_strips_kernel<F>, grid, PERI_BLOCK, 0, c, f, t, partial, begin, end);
 }
 
 /* -- the sides of a linear layer ------------------------------------------------------------------------------------------------------- */
@@ -171,7 +171,7 @@ template <class E, int ACT, int AT_ONCE = 8> struct act_grad_strip {
     }
 };
 
-/* -- a layer of a cross network --------------------------------------------------------------------------------------------------------- */
+/* -- a layer of a cross network -------------------------------------------------------------------------------------------------------- */
 
 template <class E, int AT_ONCE = 4> struct cross_strip {
     typedef E element;

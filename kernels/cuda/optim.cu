@@ -35,9 +35,9 @@ template <class T, class A> __device__ __forceinline__ T decayed(const A &a, T w
     return (a.maximize ? -g : g) + (T)weight_decay * w;
 }
 
-/* -- updates of one element: of its weight w, gradient g and states s, which become the new ones ------------------------------------------ */
+/* -- updates of one element: of its weight w, gradient g and states s, which become the new ones --------------------------------------- */
 
-/** A: the arguments. STATES: how many arrays of states there are, at most; `written`, a bit each, tells which of them change. */
+/** STATES: how many arrays of states there are at most; has[k]: whether this launch has the k-th. GRADIENT: whether it reads gradients. */
 struct sgd_step {
     typedef peri_k_optim_sgd_args arguments;
     enum { STATES = 1, GRADIENT = 1 };
@@ -258,7 +258,7 @@ __global__ void __launch_bounds__(PERI_BLOCK) rowwise_kernel(const PERI_CONSTANT
     }
 }
 
-/* -- norms ------------------------------------------------------------------------------------------------------------------------------ */
+/* -- norms ----------------------------------------------------------------------------------------------------------------------------- */
 
 struct add {
     __device__ double operator()(double x, double y) const { return x + y; }

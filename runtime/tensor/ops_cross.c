@@ -135,7 +135,8 @@ static peri_status layer_back(peri__node *node, layers *s, int32_t l, peri_tenso
     if (!add) PERI_TRY(peri__tensor_like(dy, 2, (int64_t[]){s->rows, s->cols}, dx0));
     if (want_bias) PERI_TRY(peri_tensor_new(peri__device(dy), wide, 2, (int64_t[]){blocks, s->cols}, &partial));
     peri_k_cross_grad_args args = {.du = peri__data(*kept(s, l, KEPT_U)), .dx0 = peri__data(*dx0),
-                                   .partial = partial ? peri__data(partial) : NULL, .dy = peri__data(dy), .x0 = peri__data(*kept(s, 0, KEPT_X)), .u = peri__data(*kept(s, l, KEPT_U)),
+                                   .partial = partial ? peri__data(partial) : NULL, .dy = peri__data(dy),
+                                   .x0 = peri__data(*kept(s, 0, KEPT_X)), .u = peri__data(*kept(s, l, KEPT_U)),
                                    .bias = bias ? peri__data(bias) : NULL, .dtype = dy->dtype, .add = add, .same = l == 0, .rows = s->rows,
                                    .cols = s->cols};
     PERI_TRY_GOTO(PERI_LAUNCH(peri__device(dy), cross_grad, &args, blocks,

@@ -302,7 +302,8 @@ static inline int64_t dense_part(int32_t q, int64_t n) { return q == 0 ? n : q =
 
 /** Fill the list of @args, at @list in it: gradients, and as outputs the parameters and `states` (a bit each) states, in [low, 1). Returns
  *  the range. */
-static inline int64_t dense_list(dense_case *c, char *args, size_t list, int64_t n, int32_t dtype, bool gradients, int32_t states, double low)
+static inline int64_t dense_list(dense_case *c, char *args, size_t list, int64_t n, int32_t dtype, bool gradients, int32_t states,
+                                 double low)
 {
     peri_optim_list *l = (peri_optim_list *)(void *)(args + list);
     int64_t end = 0;

@@ -176,10 +176,11 @@ function M.mean_parts(sum, count)
   check(C.peri_op_mean_parts(ptr(sum), not number and ptr(count) or nil, number and count or 0, out))
   return wrap(out[0])
 end
---- The mean: parts[1] / parts[2] of `ranks` ranks; with a number for the parts, sum / number of this rank alone. Its gradient goes to `sum`.
-function M.mean_of(sum, parts, ranks)
-  local number = type(parts) == "number"
-  check(C.peri_op_mean_of(ptr(sum), not number and ptr(parts) or nil, number and parts or 0, ranks or 1, out))
+--- The mean of `ranks` ranks, from `divided`, the parts that they have added up: [1] / [2]. With a number in their place it is sum / number,
+--- of this rank alone. Its gradient goes to `sum`.
+function M.mean_of(sum, divided, ranks)
+  local number = type(divided) == "number"
+  check(C.peri_op_mean_of(ptr(sum), not number and ptr(divided) or nil, number and divided or 0, ranks or 1, out))
   return wrap(out[0])
 end
 --- The largest elements along a dimension, and their places (i64, from 0).
@@ -276,7 +277,7 @@ signature.check("", M, {
   linear = "x: tensor, weight: tensor, bias: tensor?, activation: int?", matmul = "a: tensor, b: tensor", bmm = "a: tensor, b: tensor",
   cat = "tensors: list, dim: dim?", split = "t: tensor, sizes: counts, dim: dim?",
   stack = "tensors: list, dim: dim?", sum = "t: tensor, dim: dims?, keepdim: boolean?",
-  mean_parts = "sum: tensor, count: operand", mean_of = "sum: tensor, parts: operand, ranks: int?",
+  mean_parts = "sum: tensor, count: operand", mean_of = "sum: tensor, divided: operand, ranks: int?",
   mean = "t: tensor, dim: dims?, keepdim: boolean?", max = "t: tensor, dim: dim, keepdim: boolean?", softmax = "t: tensor, dim: dim",
   log_softmax = "t: tensor, dim: dim", layer_norm = "t: tensor, n: int?, weight: tensor?, bias: tensor?, eps: number?",
   dropout = "t: tensor, p: number, seed: integer, stream: integer, offset: integer?", interaction = "dense: tensor, sparse: tensor",

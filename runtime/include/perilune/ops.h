@@ -100,7 +100,8 @@ PERI_API peri_status peri_op_dropout(peri_tensor *x, double p, uint64_t seed, ui
 PERI_API peri_status peri_op_interaction(peri_tensor *dense, peri_tensor *sparse, peri_tensor **out);
 
 /** A cross network (DCN v2) of @n >= 1 layers: x becomes x0 * (W[l] V[l] x + bias[l]) + x in layer l, starting with x = x0 [..., c].
- *  @v[n] of [r, c] (r may differ), or NULL for no V; @w[n] of [c, r], or [c, c] without V; @bias[n] of c numbers each, in any shape, or NULL.
+ *  @v[n] of [r, c] (r may differ), or NULL for no V; @w[n] of [c, r], or [c, c] without V; @bias[n] of c numbers each, in any shape, or
+ *  NULL.
  *  The list of tensors is read during the call only. x0 may also be f16 or bf16, with V, W and bias of its dtype or of f32: products take
  *  them rounded to x0's dtype, biases and sums stay f32. @out: x0's shape. */
 PERI_API peri_status peri_op_cross_net(peri_tensor *x0, peri_tensor *const *v, peri_tensor *const *w, peri_tensor *const *bias, int32_t n,
