@@ -176,8 +176,8 @@ function M.mean_parts(sum, count)
   check(C.peri_op_mean_parts(ptr(sum), not number and ptr(count) or nil, number and count or 0, out))
   return wrap(out[0])
 end
---- The mean of `ranks` ranks, from `divided`, the parts that they have added up: [1] / [2]. With a number in their place it is sum / number,
---- of this rank alone. Its gradient goes to `sum`.
+--- The mean of `ranks` ranks, from `divided`, the parts that they have added up: [1] / [2]. With a number in their place it is
+--- sum / number, of this rank alone. Its gradient goes to `sum`.
 function M.mean_of(sum, divided, ranks)
   local number = type(divided) == "number"
   check(C.peri_op_mean_of(ptr(sum), not number and ptr(divided) or nil, number and divided or 0, ranks or 1, out))
