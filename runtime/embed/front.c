@@ -184,7 +184,8 @@ out:
 static peri_status lookup_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
     peri_tensor *grad;
-    PERI_TRY(peri_tensor_contiguous(grad_out[0], &grad));
+    if (grad_out[0]->dtype == PERI_F32) PERI_TRY(peri_tensor_contiguous(grad_out[0], &grad));
+    else PERI_TRY(peri__cast(grad_out[0], PERI_F32, &grad)); /* contiguous and wide in one pass */
     return peri__lookup_backward(node, node->state, grad, grad_in);
 }
 
