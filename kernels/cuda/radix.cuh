@@ -18,7 +18,7 @@
 /** PERI_RADIX: digits, and threads of a block. */
 enum { PERI_RADIX_BITS = 8, PERI_RADIX = 1 << PERI_RADIX_BITS, PERI_RADIX_PASSES = 8 };
 enum { PERI_RADIX_ITEMS = 12, PERI_RADIX_TILE = PERI_RADIX * PERI_RADIX_ITEMS };
-static_assert(PERI_RADIX == PERI_BLOCK, "a thread a digit");
+static_assert((int)PERI_RADIX == (int)PERI_BLOCK, "a thread a digit");
 
 /** A sort of @n keys by bits [low, low + bits), and where it keeps what, in bytes from the beginning of its scratch. */
 struct peri_radix {
@@ -90,8 +90,8 @@ static __device__ __forceinline__ unsigned long long peri_radix_published(unsign
 /** Rank a warp's keys: place[i] = of the keys before key i, those with the same digit. counts: of each digit, all of them in the end.
  *  lanes: of each digit, the lanes whose key has it; 0 before and after. Both are the warp's own, in shared memory. */
 template <int ITEMS>
-static __device__ __forceinline__ void peri_radix_rank(const peri_radix &r, int pass, const uint64_t (&keys)[ITEMS], int left, unsigned *counts,
-                                                       unsigned *lanes, unsigned (&place)[ITEMS])
+static __device__ __forceinline__ void peri_radix_rank(const peri_radix &r, int pass, const uint64_t (&keys)[ITEMS], int left,
+                                                       unsigned *counts, unsigned *lanes, unsigned (&place)[ITEMS])
 {
     PERI_UNROLL
     for (int i = 0; i < ITEMS; i++) {
@@ -144,7 +144,7 @@ static __global__ void __launch_bounds__(PERI_RADIX, 3) peri_radix_pass(peri_rad
     for (int w = 0; w < PERI_WARPS; w++) ranks[w * PERI_RADIX + thread] = lanes[w * PERI_RADIX + thread] = 0;
     __syncthreads();
     const int64_t tile = *tile_of, begin = tile * PERI_RADIX_TILE, left = r.n - begin;
-    const int in_tile = (int)(left < PERI_RADIX_TILE ? left : PERI_RADIX_TILE);
+    const int in_tile = left < PERI_RADIX_TILE ? (int)left : (int)PERI_RADIX_TILE;
     uint64_t keys[ITEMS];
     unsigned place[ITEMS];
     PERI_UNROLL
