@@ -6,6 +6,9 @@
  * it is complete and k-1 was posted: the same order on every rank, whatever the order in which its gradients became ready. The
  * buckets travel on a group of their own, because other exchanges of the pass may be posted before or after a bucket on different ranks.
  *
+ * Afterwards the gradients are views of their buckets, so that one launch divides all of a bucket. Where somebody still has such a gradient
+ * when the next pass begins to fill the bucket, the bucket gets other memory.
+ *
  * The tape ends each pass that reaches a parameter, or a node that the reducer watches, by waiting for the averages: nobody has to call
  * anything after it. A gradient that was already there (an average, if a pass before made it) is averaged along: means of means of the same
  * number of ranks are means.
@@ -31,12 +34,13 @@ typedef struct bucket {
     peri_tensor *flat;
     peri_work *work;
     int64_t missing, count;   /* gradients that are not there yet, of how many */
+    int64_t first;            /* of its entries, which follow each other */
 } bucket;
 
 struct peri_reducer {
     peri__ending ending;  /* has the references */
     peri_group *group;    /* own; NULL in a world of one */
-    int64_t n, buckets, posted, done; /* done: parameters written back */
+    int64_t n, buckets, posted, done; /* done: buckets whose averages are the gradients */
     entry *entries;       /* in the order of the buckets: the last parameter first */
     bucket *bucket;
     bool off, deferred, finishing;
@@ -53,12 +57,44 @@ static peri_status remember(peri_reducer *r, peri_status status)
     return status;
 }
 
+/** Memory for the bucket's gradients, and a view of it for each. */
+static peri_status make_room(peri_reducer *r, bucket *b)
+{
+    int64_t elements = 0, at = 0;
+    for (int64_t i = 0; i < b->count; i++) elements += peri__numel(r->entries[b->first + i].leaf);
+    peri_tensor *flat;
+    PERI_TRY(peri__tensor_like(r->entries[b->first].leaf, 1, &elements, &flat));
+    peri_tensor_release(b->flat);
+    b->flat = flat;
+    for (int64_t i = 0; i < b->count; i++) {
+        entry *e = &r->entries[b->first + i];
+        peri_tensor *view;
+        PERI_TRY(peri__tensor_view(flat, e->leaf->ndim, e->leaf->shape, NULL, at, &view));
+        peri_tensor_release(e->view);
+        e->view = view;
+        at += peri__numel(e->leaf);
+    }
+    return PERI_OK;
+}
+
+/** Has anybody but the parameters a gradient of the bucket, from an earlier pass? */
+static bool held(const peri_reducer *r, const bucket *b)
+{
+    bool others = atomic_load(&b->flat->storage->refs) > 1 + b->count;
+    for (int64_t i = 0; i < b->count; i++) {
+        const entry *e = &r->entries[b->first + i];
+        others = others || atomic_load(&e->view->refs) > 1 + (e->leaf->grad == e->view);
+    }
+    return others;
+}
+
 /** Put a parameter's gradient (zeros if it has none) into its bucket. */
 static peri_status collect(entry *e)
 {
     bucket *b = &e->reducer->bucket[e->bucket];
-    if (e->leaf->grad) PERI_TRY(peri_tensor_copy(e->view, e->leaf->grad));
-    else PERI_TRY(peri__tensor_zero(e->view));
+    if (b->missing == b->count && !e->ready && held(e->reducer, b)) PERI_TRY(make_room(e->reducer, b));
+    if (!e->leaf->grad) PERI_TRY(peri__tensor_zero(e->view));
+    else if (e->leaf->grad != e->view) PERI_TRY(peri_tensor_copy(e->view, e->leaf->grad));
     if (!e->ready) b->missing--;
     e->ready = true;
     return PERI_OK;
@@ -133,17 +169,11 @@ static int64_t cut(const peri_reducer *r, int64_t begin, int64_t limit)
 
 static peri_status make_bucket(peri_reducer *r, int64_t begin, int64_t end)
 {
-    int64_t elements = 0, at = 0;
     bucket *b = &r->bucket[r->buckets];
-    for (int64_t i = begin; i < end; i++) elements += peri__numel(r->entries[i].leaf);
-    PERI_TRY(peri__tensor_like(r->entries[begin].leaf, 1, &elements, &b->flat));
+    b->first = begin;
     b->missing = b->count = end - begin;
-    for (int64_t i = begin; i < end; i++) {
-        entry *e = &r->entries[i];
-        e->bucket = r->buckets;
-        PERI_TRY(peri__tensor_view(b->flat, e->leaf->ndim, e->leaf->shape, NULL, at, &e->view));
-        at += peri__numel(e->leaf);
-    }
+    PERI_TRY(make_room(r, b));
+    for (int64_t i = begin; i < end; i++) r->entries[i].bucket = r->buckets;
     r->buckets++;
     return PERI_OK;
 }
@@ -231,19 +261,21 @@ out:
 
 /* -- finishing a pass -------------------------------------------------------------------------------------------------------------- */
 
-/** The leaf's gradient becomes its part of the bucket divided by the number of ranks. */
-static peri_status write_back(entry *e)
+/** The gradients become their parts of the bucket, divided by the number of ranks. */
+static peri_status write_back(peri_reducer *r, bucket *b)
 {
-    peri_tensor *leaf = e->leaf;
-    if (!leaf->grad || !peri__contiguous(leaf->grad)) {
-        peri_tensor *fresh;
-        PERI_TRY(peri__tensor_like(leaf, leaf->ndim, leaf->shape, &fresh));
-        peri_tensor_release(leaf->grad);
-        leaf->grad = fresh;
-    }
     peri_k_divide_args args = {
-        .dst = peri__data(leaf->grad), .src = peri__data(e->view), .dtype = leaf->dtype, .divisor = e->reducer->group->size};
-    return PERI_LAUNCH(peri__device(leaf), divide, &args, peri__numel(leaf), GRAIN);
+        .dst = peri__data(b->flat), .src = peri__data(b->flat), .dtype = b->flat->dtype, .divisor = r->group->size};
+    PERI_TRY(PERI_LAUNCH(peri__device(b->flat), divide, &args, peri__numel(b->flat), GRAIN));
+    for (int64_t i = 0; i < b->count; i++) {
+        entry *e = &r->entries[b->first + i];
+        e->ready = false;
+        if (e->leaf->grad == e->view) continue;
+        peri_tensor_retain(e->view);
+        peri_tensor_release(e->leaf->grad);
+        e->leaf->grad = e->view;
+    }
+    return PERI_OK;
 }
 
 /** No gradient is to come any more: post what is left. */
@@ -270,13 +302,11 @@ peri_status peri_reducer_finish(peri_reducer *r)
     PERI_NEED(r);
     if (!r->group || r->off) return PERI_OK;
     PERI_TRY(post_rest(r));
-    while (r->done < r->n) {
-        entry *e = &r->entries[r->done];
-        peri_status status = peri_work_test(r->bucket[e->bucket].work);
+    for (; r->done < r->buckets; r->done++) {
+        bucket *b = &r->bucket[r->done];
+        peri_status status = peri_work_test(b->work);
         if (status != PERI_OK) return status == PERI_PENDING ? status : remember(r, status);
-        PERI_TRY(write_back(e));
-        e->ready = false;
-        r->done++;
+        PERI_TRY(write_back(r, b));
     }
     for (int64_t i = 0; i < r->buckets; i++) {
         peri_work_release(r->bucket[i].work);

@@ -127,6 +127,25 @@ describe("Reducer", function()
     end)
   end)
 
+  worlds.each("leaves a gradient that somebody has kept as it was", function(world, device, n)
+    local p, q = peri.ones({ 4 }, "f32", device):requires_grad(), peri.ones({ 3 }, "f32", device):requires_grad()
+    local reducer = dist.Reducer { group = world, params = { p, q } }
+    local kept, average = {}, (n - 1) / 2
+    for pass = 1, 4 do
+      p:set_grad(nil)
+      q:set_grad(nil)
+      local scaled = p * (world.rank_number * pass)
+      scaled:sum():backward()
+      kept[pass] = pass % 2 == 1 and p:grad() or p:grad():slice(1, 1, 3) -- a part of it is enough
+    end
+    for pass = 1, 4 do
+      for _, x in ipairs(kept[pass]:to_list()) do assert.equal(pass * average, x) end
+    end
+    p:reshape(-1):backward(peri.full({ 4 }, world.rank_number, "f32", device))
+    assert.equal(5 * average, p:grad():item(3)) -- the averages of the pass before are averaged along
+    reducer:release()
+  end)
+
   worlds.each("takes a parameter without gradient for zeros", function(world, device, n)
     local params = leaves(device, "f32")
     local reducer = dist.Reducer { group = world, params = params, bucket_bytes = 64 }
