@@ -125,6 +125,18 @@ describe("GPUs", function()
     assert.equal("8", run("CUDA_DEVICE_MAX_CONNECTIONS=8", script))
   end)
 
+  test("give memory back to others that they keep for later", function()
+    assert.equal("false true", run("", ([[
+      local peri, ffi = require "perilune", require "ffi"
+      ffi.cdef "bool peri_cuda_host_other_fits(size_t);"
+      peri.empty({ 6e8 }, "f32", "cuda_host"):release() -- 2.4 of 3.2 GB
+      local gpu = ffi.load(%q)
+      peri.stream.current("cuda_host"):synchronize()
+      io.write(tostring(gpu.peri_cuda_host_other_fits(2e9)), " ")
+      peri.stream.empty_cache "cuda_host"
+      io.write(tostring(gpu.peri_cuda_host_other_fits(2e9)))]]):format(folder .. "/libperilune_cuda_host.so")))
+  end)
+
   test("are listed", function()
     local text = run("PERI_CUDA_HOST_GPUS=2", [[
       local peri, ffi = require "perilune", require "ffi"
@@ -261,6 +273,29 @@ describe("GPUs", function()
       assert.matches("invalid argument: " .. said, out)
     end)
   end
+
+  test("do not keep a rank in the driver when another one has died", function()
+    if not shell.has "mpirun" then return pending "mpirun was not found" end
+    local path, clean = shell.temporary()
+    shell.write(path .. "/late.lua", [[
+      local peri = require "perilune"
+      local world = peri.init { device = "cuda_host", timeout = 60 }
+      local x = peri.full({ 2 }, 1, "f32", "cuda_host")
+      assert(world:all_reduce(x):wait():to_list()[1] == 2)
+      if peri.rank() == 1 then os.execute "kill -9 $PPID" end
+      world:all_reduce(x):wait() -- is queued, and never ends
+      local ok, err = pcall(function()
+        peri.sparse.unique(peri.tensor({ 7, 1, 7 }, "i64", "cuda_host")) -- kernels that are loaded now: the driver waits for all that runs
+        return x:to_list()
+      end)
+      print(ok, err)
+      os.exit(3, true)]])
+    local out = shell.run(("timeout 50 %s --mca orte_enable_recovery 1 -n 2 luajit %s/late.lua"):format(shell.mpirun, path), {
+      PERI_CUDA_HOST_GPUS = 2, PERI_CUDA_HOST_LAZY = 1, PERI_PLUGIN_PATH = folder .. ":" .. here .. "/" .. build, LUA_PATH = package.path,
+      PERI_LIBRARY = ("%s/%s/libperilune.so"):format(here, build) })
+    clean()
+    assert.matches("false\t[^\n]*operation 2: all_reduce sum f32 %[2%][^\n]*: rank 1 %(process %d+%) is gone", out)
+  end)
 
   --- Nothing is left in memory of the folder in which the ranks met.
   local function gone(out)

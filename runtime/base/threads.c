@@ -70,6 +70,8 @@ bool peri__between_poll(peri_status (*queued)(void *ctx), void *ctx, peri_status
         peri__between();
         if (between.vtab->still_queued(between.ctx, since)) peri_pause(round);
     }
+    (void)between.vtab->still_queued(between.ctx, since); /* what ended last may have ended because it failed */
+    peri__between();
     peri_status lost = between.vtab->lost(between.ctx);
     if (*status >= 0) *status = lost;
     return true;

@@ -93,6 +93,9 @@ typedef struct peri_device_vtab {
     /* Which piece of hardware it is, in words that are the same in all processes of a machine, whatever numbers they give their devices:
      * "0000:3b:00.0". (optional) */
     peri_status (*place)(void *device, char *text, size_t len);
+    /* Give memory back that is kept for later allocations and not used, so that others who allocate for themselves find it. (optional:
+     * nothing is kept) */
+    peri_status (*trim)(void *device);
 } peri_device_vtab;
 
 /** The one symbol that a device plugin libperilune_<name>.so exports; built-in devices have the same function under another name. */

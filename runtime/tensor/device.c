@@ -29,7 +29,9 @@ static peri_status said(const peri_device *device, const char *call, peri_status
 /** The backend's parts of a stream whose device is set. */
 static peri_status stream_open(peri_stream *s)
 {
+    static atomic_uint_least64_t streams;
     const peri_device *d = s->device;
+    s->number = atomic_fetch_add(&streams, 1) + 1;
     PERI_TRY(said(d, "stream_new", d->vtab->stream_new(d->ctx, &s->ctx)));
     peri_status status = said(d, "event_new", d->vtab->event_new(d->ctx, &s->freeing));
     if (status < 0) d->vtab->stream_delete(d->ctx, s->ctx);
@@ -223,6 +225,12 @@ peri_status peri_device_synchronize(peri_device *device)
     return status;
 }
 
+peri_status peri_device_trim(peri_device *device)
+{
+    PERI_NEED(device);
+    return device->vtab->trim ? said(device, "trim", device->vtab->trim(device->ctx)) : PERI_OK;
+}
+
 peri_status peri_device_seed(peri_device *device, uint64_t seed)
 {
     PERI_NEED(device);
@@ -298,6 +306,7 @@ peri_status peri_stream_wait(peri_stream *stream, peri_event *event)
     PERI_NEED(event);
     if (stream->device != event->device)
         return peri__fail(PERI_EINVAL, "peri_stream_wait: a stream of %s and an event of %s", stream->device->name, event->device->name);
+    if (event->recorded == stream->number) return PERI_OK; /* a stream runs in order anyway */
     return stream->device->vtab->stream_wait(stream->device->ctx, stream->ctx, event->ctx);
 }
 
@@ -341,6 +350,7 @@ peri_status peri_event_record(peri_event *event, peri_stream *stream)
     PERI_NEED(stream);
     if (stream->device != event->device)
         return peri__fail(PERI_EINVAL, "peri_event_record: an event of %s and a stream of %s", event->device->name, stream->device->name);
+    event->recorded = stream->number;
     return event->device->vtab->event_record(event->device->ctx, event->ctx, stream->ctx);
 }
 

@@ -17,6 +17,7 @@
 struct peri_stream {
     peri__refs refs;
     peri_device *device;
+    uint64_t number;            /* no two streams of a process have the same, also not one after the other */
     void *ctx;                  /* the backend's */
     void *freeing;              /* the backend's event: what of this stream comes before memory of another is freed */
     void *awaited;              /* the backend's event, made when the host first polls for the end of the stream; else NULL */
@@ -27,6 +28,7 @@ struct peri_event {
     peri__refs refs;
     peri_device *device;
     void *ctx;
+    uint64_t recorded; /* number of the stream that it marks; 0: none yet */
 };
 
 enum { PERI_MAX_DEVICES = 32 };

@@ -17,9 +17,11 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <unistd.h>
 #include <vector>
 
@@ -40,6 +42,7 @@ const std::string &misset()
         long least, most;
         const char *allowed;
     } numbers[] = {{"PERI_CUDA_HOST_GPUS", -1, 64, "0 to 64 GPUs, or -1: the driver is too old"},
+                   {"PERI_CUDA_HOST_LAZY", 0, 1, "0 and 1"},
                    {"PERI_CUDA_HOST_SEED", 0, 0x7fffffffffffffff, "0 to 2^63 - 1"}};
     static const std::string found = [] {
         for (const auto &n : numbers) {
@@ -236,6 +239,18 @@ uint64_t host::draw() /* xorshift64* */
     return state * 0x2545f4914f6cdd1du;
 }
 
+/** Kernels that have been launched. With PERI_CUDA_HOST_LAZY=1 a kernel is loaded at its first launch, which waits for all that runs. */
+static std::set<const void *> &loaded()
+{
+    static auto *kernels = new std::set<const void *>;
+    return *kernels;
+}
+static bool loads_late()
+{
+    static const bool late = getenv("PERI_CUDA_HOST_LAZY") && !strcmp(getenv("PERI_CUDA_HOST_LAZY"), "1");
+    return late;
+}
+
 static std::map<const void *, int> &allowed_shared()
 {
     static auto *bytes = new std::map<const void *, int>;
@@ -260,6 +275,10 @@ cudaError_t host::launch(const void *kernel, dim3 grid, dim3 block, size_t share
     size_t allowed = (size_t)allowed_shared()[kernel];
     if (shared_bytes > 48 << 10 && allowed < shared_bytes) return say(cudaErrorInvalidValue);
     counts[LAUNCHES]++;
+    if (loads_late() && loaded().insert(kernel).second) {
+        opened all;
+        while (step()) {}
+    }
     enqueue(stream, [=] {
         if (sticky == cudaSuccess) run_grid(grid, block, shared_bytes, allowed, call);
     });
@@ -387,11 +406,15 @@ cudaError_t cudaDeviceCanAccessPeer(int *can, int, int) { return *can = 0, cudaS
 cudaError_t cudaDriverGetVersion(int *version) { return *version = 13000, cudaSuccess; }
 cudaError_t cudaRuntimeGetVersion(int *version) { return *version = 13000, cudaSuccess; }
 
+/** What the pool has taken from the driver: it keeps what is freed, until it is trimmed. */
+static size_t pool_most;
+static size_t pool_has(void) { return pool_most = std::max(pool_most, host::memory_used()); }
+
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total)
 {
     hold h(lock);
     *total = host::MEMORY;
-    *free_bytes = host::MEMORY - host::memory_used();
+    *free_bytes = host::MEMORY - pool_has();
     return cudaSuccess;
 }
 
@@ -430,13 +453,24 @@ cudaError_t cudaGetLastError(void)
 
 cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t *pool, int) { return *pool = nullptr, cudaSuccess; }
 cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, enum cudaMemPoolAttr, void *) { return cudaSuccess; }
-cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t, enum cudaMemPoolAttr, void *value)
+cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t, enum cudaMemPoolAttr a, void *value)
 {
     hold h(lock);
-    *(uint64_t *)value = host::memory_used(); /* it keeps nothing that is not used */
+    *(uint64_t *)value = a == cudaMemPoolAttrUsedMemCurrent ? host::memory_used() : pool_has();
     return cudaSuccess;
 }
-cudaError_t cudaMemPoolTrimTo(cudaMemPool_t, size_t) { return cudaSuccess; }
+cudaError_t cudaMemPoolTrimTo(cudaMemPool_t, size_t)
+{
+    hold h(lock);
+    return pool_most = host::memory_used(), cudaSuccess;
+}
+
+/** Could another library of the process allocate so many bytes for itself? */
+__attribute__((visibility("default"))) bool peri_cuda_host_other_fits(size_t bytes)
+{
+    hold h(lock);
+    return bytes <= host::MEMORY - pool_has();
+}
 
 cudaError_t cudaMalloc(void **out, size_t bytes)
 {
@@ -470,6 +504,7 @@ cudaError_t cudaMallocAsync(void **out, size_t bytes, cudaStream_t stream)
         while (run_one() == MOVED) {}
         error = host::take(out, bytes, ready);
     }
+    (void)pool_has();
     return say(error);
 }
 

@@ -108,7 +108,11 @@ function M.run(stream, f, ...)
 end
 errors.runners[M.run] = true
 
-signature.check("stream.", M, { Stream = "device: device?", Event = "device: device?", current = "device: device?" })
+--- Give memory back to the driver that the device keeps for later and does not use, for other libraries that allocate for themselves.
+function M.empty_cache(device) check(C.peri_device_trim(P.device(device))) end
+
+signature.check("stream.", M, { Stream = "device: device?", Event = "device: device?", current = "device: device?",
+  empty_cache = "device: device?" })
 signature.check_each("Stream:", streams, { "device", "query", "synchronize" }, "self: Stream")
 signature.check("Stream:", streams, { wait_event = "self: Stream, event: Event", wait_stream = "self: Stream, stream: Stream",
   record_event = "self: Stream, event: Event?" })

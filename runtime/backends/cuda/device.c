@@ -272,6 +272,15 @@ static peri_status device_memory(void *device, int64_t *available)
     return PERI_OK;
 }
 
+static peri_status device_trim(void *device)
+{
+    gpu *g = device;
+    cudaMemPool_t pool;
+    TRY(g, cudaDeviceGetDefaultMemPool(&pool, g->index));
+    TRY(g, cudaMemPoolTrimTo(pool, 0));
+    return PERI_OK;
+}
+
 /** The address on the bus by which NCCL too tells GPUs apart. */
 static peri_status device_place(void *device, char *text, size_t len)
 {
@@ -443,6 +452,7 @@ static const peri_device_vtab vtab = {
     .mapped_free = device_mapped_free,
     .memory = device_memory,
     .place = device_place,
+    .trim = device_trim,
 #if defined(PERI_CUDA_HOST)
     .seed = device_seed,
 #endif

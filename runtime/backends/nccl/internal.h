@@ -11,6 +11,8 @@
 #include "../../plugin/device.h"
 
 #include <nccl.h>
+#include <pthread.h>
+#include <stdatomic.h>
 
 enum {
     HISTORY = 256, /* operations of a group that a rank can still tell others about */
@@ -113,6 +115,8 @@ struct nccl_group {
     int32_t *ranks; /* size: ranks in the world */
     peri_status failed;
     char message[PERI_MESSAGE_MAX];
+    peri_status guarded;  /* why guard.c has aborted the communicators; PERI_OK: it has not */
+    char guard_text[200];
     communicator base, lanes[LANES];
     nccl_request *posted, **last_posted; /* not launched yet, in the order of the posts */
     early *order, **last_order;          /* what the first member has launched and this one has not, in its order */
@@ -133,10 +137,17 @@ typedef struct nccl_world {
     nccl_group *groups;
     early *unknown; /* notes of groups that are not made yet */
     int32_t handles;
-    int32_t running;     /* operations that NCCL has and that have not ended, of all groups */
+    atomic_int running;  /* operations that NCCL has and that have not ended, of all groups */
     int64_t looked_ns;   /* when the device was last asked what has ended */
     void *spare[SPARE];  /* events that no request uses */
     int32_t n_spare;
+    int64_t timeout_ns;            /* of the world */
+    pthread_mutex_t lock;          /* for all of it, but what follows; held in each call of the transport */
+    atomic_int_least64_t seen_ns;  /* when the rank's thread last came by */
+    pthread_t guard;               /* guard.c's thread, if has_guard */
+    pthread_mutex_t guard_lock;
+    pthread_cond_t guard_wake;
+    bool has_guard, guard_ends;    /* guard_ends: under guard_lock */
 } nccl_world;
 
 #pragma GCC visibility push(hidden)
@@ -164,6 +175,8 @@ peri_status peri__nccl_fail(const char *what, ncclResult_t result);
 communicator *peri__nccl_lane(nccl_group *g, int32_t channel);
 /** The group, or one that it was made from, that has failed; NULL while all are sound. */
 const nccl_group *peri__nccl_broken(const nccl_group *g);
+/** Abort the group's communicators: ends what runs on the device. */
+void peri__nccl_abort(nccl_group *g);
 /** Mark the group as failed, stop what runs; nothing happens if it has failed. @tell: the other members too. */
 void peri__nccl_group_fail(nccl_group *g, peri_status status, const char *message, bool tell);
 /** The same for what NCCL said to this rank: the others hear of whom it is. */
@@ -194,6 +207,13 @@ peri_status peri__nccl_split(nccl_group *g, communicator *lane);
 peri_status peri__nccl_well(const communicator *x);
 /** Give the next parts of @r to NCCL. PERI_PENDING: NCCL is busy with it; PERI_OK: it has all, and @r->done is recorded. */
 peri_status peri__nccl_start(nccl_request *r);
+
+/* -- guard.c --------------------------------------------------------------------------------------------------------------------------- */
+
+/** The lock of a world, and its thread where there are other ranks to wait for. */
+peri_status peri__nccl_guard_init(nccl_world *w);
+/** End the thread. */
+void peri__nccl_guard_fini(nccl_world *w);
 
 #pragma GCC visibility pop
 

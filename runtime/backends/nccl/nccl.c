@@ -18,6 +18,13 @@ const peri_plugin_host *peri__nccl_host;
 
 static peri_status nccl_probe(char *reason, size_t len) { return peri__nccl_load(reason, len) ? PERI_OK : PERI_EUNSUPPORTED; }
 
+/** Take the lock of a world: its thread has come by. */
+static void enter(nccl_world *w)
+{
+    pthread_mutex_lock(&w->lock);
+    atomic_store(&w->seen_ns, peri__nccl_host->time_ns());
+}
+
 static void free_early(early *list)
 {
     while (list) {
@@ -47,6 +54,7 @@ static void group_free(nccl_group *g)
     peri__nccl_host->free(g->members);
     peri__nccl_host->free(g);
     if (--w->handles > 0) return;
+    peri__nccl_guard_fini(w);
     while (w->n_spare > 0) w->vtab->event_delete(w->device, w->spare[--w->n_spare]);
     free_early(w->unknown);
     peri__nccl_host->free(w);
@@ -101,9 +109,15 @@ static peri_status nccl_open(peri_coll_open *boot, void **out)
                       .host = boot->host_vtab,
                       .host_group = boot->host_group,
                       .rank = boot->rank,
-                      .size = boot->size};
+                      .size = boot->size,
+                      .timeout_ns = boot->timeout_ns};
     peri_status status = group_make(w, NULL, NULL, boot->size, 0, out);
-    if (status < 0) peri__nccl_host->free(w);
+    if (status < 0) {
+        peri__nccl_host->free(w);
+        return status;
+    }
+    status = peri__nccl_guard_init(w);
+    if (status < 0) group_free(*out);
     return status;
 }
 
@@ -200,26 +214,25 @@ static peri_status look(nccl_group *g)
         communicator *lane = &g->lanes[c];
         while (lane->first) {
             peri_status status = w->vtab->event_query(w->device, lane->first->done);
-            if (status == PERI_PENDING && lane->comm) { /* for ever, after an error that NCCL learns of while the operation runs */
-                status = peri__nccl_well(lane);
-                if (status >= 0) break;
-            }
+            /* After an error that NCCL learns of meanwhile it runs for ever, or has ended without its result. */
+            peri_status well = lane->comm ? peri__nccl_well(lane) : PERI_OK;
+            if (status < 0 || well < 0) return status < 0 ? status : well;
             if (status == PERI_PENDING) break;
-            if (status < 0) return status;
             (void)end(lane->first, PERI_OK);
         }
     }
     return PERI_OK;
 }
 
-/** Move the world's operations on. */
-static void progress(nccl_world *w)
+/** Move the world's operations on. @looks: ask the device what has run, however short it is since that was asked. */
+static void progress(nccl_world *w, bool looks)
 {
     peri__nccl_hear(w);
     int64_t now = w->running > 0 ? peri__nccl_host->time_ns() : 0;
-    bool looks = now - w->looked_ns >= LOOK_NS;
+    looks = looks || now - w->looked_ns >= LOOK_NS;
     if (looks) w->looked_ns = now;
     for (nccl_group *g = w->groups; g; g = g->next) {
+        if (g->guarded) peri__nccl_group_fail(g, g->guarded, g->guard_text, true); /* nothing, if it has failed */
         if (peri__nccl_broken(g) || g->left) continue;
         peri_status status = launch(g);
         if (status >= 0 && looks) status = look(g);
@@ -263,7 +276,7 @@ static peri_status nccl_post(void *group, const peri_coll_op *op, void **request
     r->began_ns = peri__nccl_host->time_ns();
     append(&g->last_posted, r);
     peri__nccl_posted(g, &r->op);
-    progress(w);
+    progress(w, false);
     *request = r;
     return PERI_OK;
 }
@@ -285,7 +298,7 @@ static void see_to(nccl_request *r)
 {
     nccl_group *g = r->group;
     if (r->state == REQUEST_ENDED) return;
-    progress(g->world);
+    progress(g->world, false);
     if (r->state != REQUEST_ENDED && !peri__nccl_broken(g)) watch(r);
     const nccl_group *bad = peri__nccl_broken(g);
     if (r->state != REQUEST_ENDED && bad) (void)end(r, FAIL(bad->failed, "%s", bad->message));
@@ -339,7 +352,7 @@ static peri_status nccl_check(void *group)
 {
     nccl_group *g = group;
     bool runs = false;
-    progress(g->world);
+    progress(g->world, true);
     for (nccl_group *any = g->world->groups; any; any = any->next)
         for (int32_t c = 0; c < LANES && !peri__nccl_broken(any); c++) {
             if (!any->lanes[c].first) continue;
@@ -376,8 +389,51 @@ static peri_status nccl_close(void *group)
 static void nccl_release(void *group)
 {
     nccl_group *g = group;
+    nccl_world *w = g->world;
+    enter(w);
     (void)nccl_close(g);
-    group_free(g);
+    const bool last = w->handles == 1;
+    if (!last) group_free(g);
+    pthread_mutex_unlock(&w->lock);
+    if (last) group_free(g); /* ends the guard, which may be waiting for the lock */
+}
+
+/* -- the functions of the contract, each under the lock of its world ----------------------------------------------------------------- */
+
+#define UNDER_LOCK(name, group_of, call, ...) \
+    static peri_status name(__VA_ARGS__) \
+    { \
+        nccl_world *w = ((const nccl_group *)(group_of))->world; \
+        enter(w); \
+        peri_status status = call; \
+        pthread_mutex_unlock(&w->lock); \
+        return status; \
+    }
+#define OF_REQUEST(request) (((const nccl_request *)(request))->group)
+
+UNDER_LOCK(locked_subgroup, group, nccl_subgroup(group, ranks, n, tag, sub), void *group, const int32_t *ranks, int32_t n, uint64_t tag,
+           void **sub)
+UNDER_LOCK(locked_post, group, nccl_post(group, op, request), void *group, const peri_coll_op *op, void **request)
+UNDER_LOCK(locked_test, OF_REQUEST(request), nccl_test(request), void *request)
+UNDER_LOCK(locked_join, OF_REQUEST(request), nccl_join(request), void *request)
+UNDER_LOCK(locked_drop, OF_REQUEST(request), nccl_drop(request), void *request)
+UNDER_LOCK(locked_check, group, nccl_check(group), void *group)
+UNDER_LOCK(locked_close, group, nccl_close(group), void *group)
+
+static void locked_abort(void *group, const char *message)
+{
+    nccl_world *w = ((const nccl_group *)group)->world;
+    enter(w);
+    nccl_abort(group, message);
+    pthread_mutex_unlock(&w->lock);
+}
+
+static void locked_blame(void *request, char *text, size_t len)
+{
+    nccl_world *w = OF_REQUEST(request)->world;
+    enter(w);
+    peri__nccl_blame(request, text, len);
+    pthread_mutex_unlock(&w->lock);
 }
 
 static const peri_coll_vtab vtab = {
@@ -388,16 +444,16 @@ static const peri_coll_vtab vtab = {
     .takes = PERI_COLL_DEVICE,
     .probe = nccl_probe,
     .open = nccl_open,
-    .subgroup = nccl_subgroup,
-    .post = nccl_post,
-    .test = nccl_test,
-    .blame = peri__nccl_blame,
-    .drop = nccl_drop,
-    .abort = nccl_abort,
-    .close = nccl_close,
+    .subgroup = locked_subgroup,
+    .post = locked_post,
+    .test = locked_test,
+    .blame = locked_blame,
+    .drop = locked_drop,
+    .abort = locked_abort,
+    .close = locked_close,
     .release = nccl_release,
-    .check = nccl_check,
-    .join = nccl_join,
+    .check = locked_check,
+    .join = locked_join,
 };
 
 __attribute__((visibility("default"))) const peri_coll_vtab *peri_coll_entry_v1(const peri_plugin_host *lent);

@@ -39,20 +39,22 @@ void peri__nccl_tell(nccl_group *g, int32_t to, note *n)
         g->world->host->note_send(g->world->host_group, g->ranks[to], n, (int32_t)(offsetof(note, text) + words));
 }
 
+void peri__nccl_abort(nccl_group *g)
+{
+    for (int32_t c = 0; c <= LANES; c++) {
+        communicator *x = c < LANES ? &g->lanes[c] : &g->base;
+        if (x->comm) peri__nccl.CommAbort(x->comm);
+        x->comm = NULL;
+        x->state = COMM_NONE;
+    }
+}
+
 void peri__nccl_group_fail(nccl_group *g, peri_status status, const char *message, bool tell)
 {
     if (g->failed != PERI_OK) return;
     g->failed = status;
     snprintf(g->message, sizeof g->message, "%s", message);
-    for (int32_t c = 0; c < LANES; c++) {
-        communicator *x = &g->lanes[c];
-        if (x->comm) peri__nccl.CommAbort(x->comm); /* ends what runs on the device */
-        x->comm = NULL;
-        x->state = COMM_NONE;
-    }
-    if (g->base.comm) peri__nccl.CommAbort(g->base.comm);
-    g->base.comm = NULL;
-    g->base.state = COMM_NONE;
+    peri__nccl_abort(g);
     for (nccl_group *child = g->world->groups; child; child = child->next)
         if (child->parent == g) peri__nccl_group_fail(child, status, message, false);
     for (int32_t i = 0; tell && i < g->size; i++) {

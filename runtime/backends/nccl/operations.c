@@ -58,6 +58,7 @@ peri_status peri__nccl_base(nccl_group *g, bool wanted)
     if (!g->has_id) return PERI_PENDING;
     if (b->state == COMM_NONE) {
         ncclConfig_t c = config();
+        if (w->vtab->trim) TRY(w->vtab->trim(w->device)); /* NCCL allocates for itself */
         TRY(w->vtab->stream_new(w->device, &b->stream)); /* also makes the device the current one of this thread, which NCCL takes */
         b->state = COMM_MADE;
         ncclResult_t result = peri__nccl.CommInitRankConfig(&b->comm, g->size, g->id, g->rank, &c);
@@ -73,6 +74,7 @@ peri_status peri__nccl_split(nccl_group *g, communicator *lane)
     if (status != PERI_OK || lane->state == COMM_READY) return status;
     if (lane->state == COMM_NONE) {
         ncclConfig_t c = config();
+        if (w->vtab->trim) TRY(w->vtab->trim(w->device));
         TRY(w->vtab->stream_new(w->device, &lane->stream));
         lane->state = COMM_MADE;
         ncclResult_t result = peri__nccl.CommSplit(g->base.comm, 0, g->rank, &lane->comm, &c);

@@ -40,6 +40,9 @@ PERI_API const char *peri_cpu_isa(void);
 PERI_API peri_status peri_device_synchronize(peri_device *device);
 /** @available: bytes of the device's memory that are still to be had; -1: it does not know. Local. */
 PERI_API peri_status peri_device_memory(peri_device *device, int64_t *available);
+/** Give memory back to the driver that @device keeps for later and does not use: for other libraries of the process, which allocate by
+ *  themselves. NCCL's communicators do so by themselves. Local. */
+PERI_API peri_status peri_device_trim(peri_device *device);
 /** Make the test device "opaque" choose its orders from @seed (default 1, or PERI_OPAQUE_SEED). No effect on other devices. */
 PERI_API peri_status peri_device_seed(peri_device *device, uint64_t seed);
 

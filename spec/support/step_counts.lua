@@ -1,0 +1,53 @@
+-- step_counts.lua: what a training step of the demonstration asks of a device, as the pretended GPU counts it:
+--   perilune run -n N spec/support/step_counts.lua FOLDER-OF-THE-PRETENDED-GPU
+-- Rank 0 prints a line "name count" for each kind of call: the mean of four steps in the middle of training, none of which reads a loss.
+package.path = "examples/?.lua;" .. package.path
+local ffi = require "ffi"
+local peri = require "perilune"
+local settings = require "dlrm.options"
+local sources = require "dlrm.sources"
+
+ffi.cdef "int peri_cuda_host_counts(int64_t *out, int most);"
+local NAMES = { "launches", "products", "exchanges", "copies_on_device", "copies_up_pageable", "copies_up_pinned", "copies_down", "records",
+  "stream_waits", "events_made", "allocations", "frees", "pinned_made", "blocked", "asked" }
+local WARM, STEPS = 4, 4
+
+peri.init()
+local options = settings.parse({ "--data", "synthetic:4000", "--batch-size", "64", "--dim", "8", "--rows", "1000",
+  "--device", "cuda_host" }, "examples/")
+local data = sources.open(options, function() end)
+settings.fit(options, data.samples)
+peri.ffi.state.seed, peri.ffi.state.device = options.seed, options.device
+local model = peri.DistributedModelParallel {
+  module = dofile(options.model) { tables = data.tables, dense_features = data.dense_features, embedding_dim = options.dim },
+  device = options.device,
+}
+local optimizer = peri.nn.optim.Adagrad { params = model:dense_parameters(), lr = 0.01 }
+local pipeline = peri.TrainPipelineSparseDist { model = model, optimizer = optimizer }
+local batches = data.loader { part = data.training_part, batch_size = options.batch_size, epochs = math.huge, drop_last = true }
+local gpu = ffi.load(arg[1] .. "/libperilune_cuda_host.so")
+
+local function counts()
+  local numbers = ffi.new("int64_t[?]", #NAMES)
+  assert(gpu.peri_cuda_host_counts(numbers, #NAMES) == #NAMES, "the pretended GPU counts other things than this script")
+  return numbers
+end
+
+local function steps(n)
+  for _ = 1, n do
+    local loss, logits, labels = pipeline:progress(batches)
+    loss:release()
+    logits:release()
+    labels:release()
+  end
+end
+
+steps(WARM)
+local before = counts()
+steps(STEPS)
+local after = counts()
+if peri.rank() == 0 then
+  for i, name in ipairs(NAMES) do print(("%s %g"):format(name, tonumber(after[i - 1] - before[i - 1]) / STEPS)) end
+end
+pipeline:close()
+peri.finish()
