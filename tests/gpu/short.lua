@@ -393,6 +393,25 @@ same("functions of rows and columns", function(d)
   for _, f in ipairs(calls) do append(out, with_gradient(d, { 33, 40 }, 120, function(x) return (f(x)) end)) end
   return out
 end, 1e-4)
+same("means over ranks", function(d)
+  local sum, count = nn.functional.sum(floats_on(d, { 40 }, 167)), peri.full({ 1 }, 7, "f32", d)
+  local out = with_gradient(d, { 40 }, 168, function(x) return F.mean_of(F.sum(x), F.mean_parts(F.sum(x), count), 2) end)
+  return append(out, { F.mean_parts(sum, count), F.mean_of(sum, 7, 2) })
+end, 1e-5)
+same("cross networks", function(d)
+  local function parameter(shape, seed) return floats_on(d, shape, seed):requires_grad() end
+  local out = {}
+  for _, low in ipairs { false, true } do -- with a matrix a layer, and with two of a lower rank
+    local w = { parameter({ 24, low and 5 or 24 }, 160), parameter({ 24, low and 5 or 24 }, 161) }
+    local v = low and { parameter({ 5, 24 }, 162), parameter({ 5, 24 }, 163) } or nil
+    local bias = { parameter({ 24 }, 164), parameter({ 24 }, 165) }
+    append(out, with_gradient(d, { 33, 24 }, 166, function(x) return F.cross_net(x, v, w, bias) end))
+    for _, list in ipairs { w, v or {}, bias } do
+      for _, t in ipairs(list) do out[#out + 1] = t:grad() end
+    end
+  end
+  return out
+end, 1e-4)
 same("norms of gradients, and their clipping", function(d)
   local out = {}
   for k = 1, 2 do
