@@ -229,6 +229,21 @@ describe("GPUs", function()
   chosen("exchange as asked for", {}, 'peri.init { device_transport = "nccl", device = "cuda_host" }',
     "sum 6 by nccl; mpi, and nccl for tensors of cuda_host, as was asked for")
 
+  chosen("launch in one order on all ranks, whatever the order in which these get there", { PERI_FAKE_NCCL_SERIAL = 1 }, [[
+    local world = peri.init { device = "cuda_host", timeout = 20 }
+    local exchange = peri.dist.KJTAllToAll(world, { 1, 1 })
+    for round = 1, 12 do
+      local kjt = peri.KeyedJaggedTensor { keys = { "a", "b" }, lengths = peri.tensor({ 1, 2 }, "i32", "cuda_host"),
+        values = peri.tensor({ 5, 6, 7 }, "i64", "cuda_host"), stride = 1 }
+      local first = peri.rank() == round % 2 -- its ids set out before its sum: when the sizes are there
+      local ids = exchange(kjt)
+      if first then ids = ids:wait() end
+      local sum = world:all_reduce(peri.full({ 3 }, round, "f32", "cuda_host")):wait()
+      if not first then ids = ids:wait() end
+      ids:wait()
+      assert(sum:to_list()[1] == 2 * round)
+    end]], by_nccl)
+
   --- Two ranks, each of which makes three sums by NCCL, as a test; body(out, status) of what they print.
   local function summing(title, env, body)
     test(title, function()

@@ -8,13 +8,16 @@
  * An operation runs when its stream gets there (peri_cuda_host_poll): it sends, then asks at each passage whether everything has come.
  * Communicators made with blocking = 0 say ncclInProgress a few times about everything. Ranks that share a GPU are refused. PERI_FAKE_NCCL,
  * for the rank that PERI_FAKE_NCCL_RANK names (none: all): "delay:N" every operation takes N ms; "fail:N" the N-th operation of the process
- * is an error that comes later; "die:N" the process ends by SIGKILL in its N-th operation.
+ * is an error that comes later; "die:N" the process ends by SIGKILL in its N-th operation. With PERI_FAKE_NCCL_SERIAL=1 an operation of a
+ * process begins when those that were launched before it have ended, whatever their communicators, as where a GPU has no room for two: ranks
+ * that launch in different orders wait for each other for ever.
  *
  * A folder goes with its last process, however that ends: each holds a lock in it, and a process that is started with the folder waits for
  * all of them.
  */
 #include "nccl.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
@@ -179,10 +182,19 @@ bool read_file(part *p)
     return p->here;
 }
 
+/** With PERI_FAKE_NCCL_SERIAL: what has been launched and has not ended, in the order of the launches. */
+std::vector<operation *> launched;
+bool serial()
+{
+    static const bool on = getenv("PERI_FAKE_NCCL_SERIAL") && strcmp(getenv("PERI_FAKE_NCCL_SERIAL"), "1") == 0;
+    return on;
+}
+
 bool ended(void *data)
 {
     operation *o = (operation *)data;
     ncclComm *c = o->comm;
+    if (serial() && !c->aborted && launched.front() != o) return false;
     if (!c->aborted && !o->sent) {
         fault f;
         fault_of(c->rank, &f);
@@ -197,6 +209,7 @@ bool ended(void *data)
     for (part &p : o->in) all = read_file(&p) && all;
     if (!all && !c->aborted) return false;
     if (all && !c->aborted && o->finish) o->finish(o);
+    if (serial()) launched.erase(std::find(launched.begin(), launched.end(), o));
     c->running--;
     if (c->closed && !c->running) delete c;
     delete o;
@@ -269,6 +282,7 @@ operation *begin_for_all(ncclComm *c)
 ncclResult_t queue(operation *o, cudaStream_t stream)
 {
     o->comm->running++;
+    if (serial()) launched.push_back(o);
     poller()(stream, ended, o);
     if (o->comm->blocking) return ncclSuccess;
     o->comm->busy = 1;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The transport nccl by its table of functions, with one rank: every kind of operation, a group split off, many operations that nobody
- * waits for on the host, and an abort. By default on the pretended GPU and NCCL (tests/cuda_host); where PERI_NCCL_TEST names a folder, on the
- * libperilune_cuda.so and libperilune_nccl.so in it, with the real libnccl.
+ * test_nccl.c: the transport nccl by its table of functions, with one rank: every kind of operation, a group split off, many operations
+ * that nobody waits for on the host, and an abort. By default on the pretended GPU and NCCL (tests/cuda_host); where PERI_NCCL_TEST names
+ * a folder, on the libperilune_cuda.so and libperilune_nccl.so in it, with the real libnccl.
  */
 #include "tests/harness/check.h"
 #include "kernels/kernels.h"

@@ -138,6 +138,7 @@ typedef struct nccl_world {
     early *unknown; /* notes of groups that are not made yet */
     int32_t handles;
     atomic_int running;  /* operations that NCCL has and that have not ended, of all groups */
+    int64_t moved_ns;    /* when operations were last moved on */
     int64_t looked_ns;   /* when the device was last asked what has ended */
     void *spare[SPARE];  /* events that no request uses */
     int32_t n_spare;

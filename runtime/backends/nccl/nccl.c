@@ -228,7 +228,7 @@ static peri_status look(nccl_group *g)
 static void progress(nccl_world *w, bool looks)
 {
     peri__nccl_hear(w);
-    int64_t now = w->running > 0 ? peri__nccl_host->time_ns() : 0;
+    int64_t now = w->moved_ns = peri__nccl_host->time_ns();
     looks = looks || now - w->looked_ns >= LOOK_NS;
     if (looks) w->looked_ns = now;
     for (nccl_group *g = w->groups; g; g = g->next) {
@@ -309,7 +309,10 @@ static peri_status failure(const nccl_request *r) { return FAIL(r->status, "%s",
 static peri_status nccl_test(void *request)
 {
     nccl_request *r = request;
-    see_to(r);
+    nccl_world *w = r->group->world;
+    /* Those that run are asked about one after the other: one look serves them all. */
+    const bool seen = r->state == REQUEST_RUNS && peri__nccl_host->time_ns() - w->moved_ns < LOOK_NS;
+    if (!seen || peri__nccl_broken(r->group)) see_to(r);
     if (r->state != REQUEST_ENDED) return PERI_PENDING;
     return r->status >= 0 ? PERI_OK : failure(r);
 }
