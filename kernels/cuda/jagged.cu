@@ -187,9 +187,11 @@ template <class T> cudaError_t copy_rows(const peri_k_jagged_copy_args *a, int64
 /** A thread an element of the result. */
 template <class T> struct sum_element {
     peri_k_jagged_sum_args a;
+    peri_k_divisor columns;
     __device__ void operator()(int64_t i) const
     {
-        int64_t row = i / a.columns, c = i - row * a.columns, p = peri_segment_of(a.in_offsets, PERI_I64, 1, a.segments, row);
+        const int64_t row = (int64_t)peri_k_quotient((uint64_t)i, &columns), c = i - row * a.columns;
+        const int64_t p = peri_segment_of(a.in_offsets, PERI_I64, 1, a.segments, row);
         int64_t at = row - peri_offset(a.in_offsets, PERI_I64, 1, p), first = a.list_offsets[p];
         T sum = 0;
         for (int64_t j = first; j < a.list_offsets[p + 1]; j++) {
@@ -249,10 +251,11 @@ template <class T> cudaError_t unpad(const peri_k_jagged_padded_args *a, int64_t
 /** A warp a row of an item; i = row * n_items + item. T: the element's bits; E: how it is loaded and stored. */
 template <class E, class W> struct sum_columns {
     peri_k_columns_sum_args a;
+    peri_k_divisor items;
     __device__ void operator()(int64_t i, int lane, unsigned) const
     {
         typedef typename E::type T;
-        int64_t row = i / a.n_items;
+        int64_t row = (int64_t)peri_k_quotient((uint64_t)i, &items);
         const int64_t *item = a.items + (i - row * a.n_items) * PERI_ITEM_WORDS;
         const int64_t *source = a.sources + item[PERI_ITEM_FIRST] * PERI_SOURCE_WORDS, n = item[PERI_ITEM_SOURCES];
         T *dst = (T *)(intptr_t)item[PERI_ITEM_DST] + row * item[PERI_ITEM_STRIDE];
@@ -319,8 +322,9 @@ PERI_CUDA_KERNEL(jagged_copy)
 PERI_CUDA_KERNEL(jagged_sum)
 {
     if (a->columns == 0) return cudaSuccess;
-    if (a->dtype == PERI_F64) return each(begin * a->columns, end * a->columns, c, sum_element<double>{*a});
-    return each(begin * a->columns, end * a->columns, c, sum_element<float>{*a});
+    const peri_k_divisor columns = peri_k_divisor_of(a->columns);
+    if (a->dtype == PERI_F64) return each(begin * a->columns, end * a->columns, c, sum_element<double>{*a, columns});
+    return each(begin * a->columns, end * a->columns, c, sum_element<float>{*a, columns});
 }
 
 PERI_CUDA_KERNEL(jagged_to_padded)
@@ -337,11 +341,13 @@ PERI_CUDA_KERNEL(jagged_from_padded)
 
 PERI_CUDA_KERNEL(columns_sum)
 {
+    if (a->n_items == 0) return cudaSuccess;
+    const peri_k_divisor items = peri_k_divisor_of(a->n_items);
     begin *= a->n_items, end *= a->n_items;
     switch (a->dtype) {
-    case PERI_F64: return each_warp(begin, end, c, sum_columns<wide_element, double>{*a});
-    case PERI_F16: return each_warp(begin, end, c, sum_columns<peri_f16, float>{*a});
-    case PERI_BF16: return each_warp(begin, end, c, sum_columns<peri_bf16, float>{*a});
-    default: return each_warp(begin, end, c, sum_columns<peri_f32, float>{*a});
+    case PERI_F64: return each_warp(begin, end, c, sum_columns<wide_element, double>{*a, items});
+    case PERI_F16: return each_warp(begin, end, c, sum_columns<peri_f16, float>{*a, items});
+    case PERI_BF16: return each_warp(begin, end, c, sum_columns<peri_bf16, float>{*a, items});
+    default: return each_warp(begin, end, c, sum_columns<peri_f32, float>{*a, items});
     }
 }

@@ -7,6 +7,7 @@
 #include "rows.cuh"
 #include "value.cuh"
 
+#include "../divide.h"
 #include "../spread.h"
 
 namespace {
@@ -20,9 +21,11 @@ struct nothing_bad {
 
 struct row_of {
     peri_k_table_rows_args a;
+    peri_k_divisor step;
     __device__ void operator()(int64_t i) const
     {
-        int64_t bag = peri_segment_of(a.offsets, a.offsets_dtype, 1, a.tables * a.step, i), t = bag / a.step;
+        int64_t bag = peri_segment_of(a.offsets, a.offsets_dtype, 1, a.tables * a.step, i);
+        int64_t t = (int64_t)peri_k_quotient((uint64_t)bag, &step);
         int64_t start = peri_index(a.starts, t, a.starts_dtype), size = peri_index(a.starts, t + 1, a.starts_dtype) - start;
         int64_t id = peri_index(a.ids, i, a.ids_dtype), out = -1;
         bool whole = a.remap && size == 0, good = id >= 0 && (id < size || whole);
@@ -226,9 +229,11 @@ struct insert_table {
 
 struct find_row {
     peri_k_hash_args a;
+    peri_k_divisor step;
     __device__ void operator()(int64_t i) const
     {
-        table_slots s(a, peri_segment_of(a.offsets, a.offsets_dtype, 1, a.tables * a.step, i) / a.step);
+        const int64_t bag = peri_segment_of(a.offsets, a.offsets_dtype, 1, a.tables * a.step, i);
+        table_slots s(a, (int64_t)peri_k_quotient((uint64_t)bag, &step));
         int64_t id = peri_index(a.ids, i, a.ids_dtype), slot = -1, row = -1;
         if (s.slots == 0) row = id;
         else if (id >= 0) slot = s.probe(a, id);
@@ -288,7 +293,7 @@ PERI_CUDA_SCRATCH(table_rows)
 PERI_CUDA_OP(table_rows)
 {
     PERI_CUDA_TRY(each(0, 1, c, nothing_bad{a->bad}));
-    return each(0, a->n, c, row_of{*a});
+    return each(0, a->n, c, row_of{*a, peri_k_divisor_of(a->step > 0 ? a->step : 1)});
 }
 
 PERI_CUDA_KERNEL(batch_select)
@@ -358,6 +363,6 @@ PERI_CUDA_OP(hash_insert)
     return each(0, a->tables, c, insert_table{*a});
 }
 
-PERI_CUDA_KERNEL(hash_find) { return each(begin, end, c, find_row{*a}); }
+PERI_CUDA_KERNEL(hash_find) { return each(begin, end, c, find_row{*a, peri_k_divisor_of(a->step > 0 ? a->step : 1)}); }
 PERI_CUDA_KERNEL(murmur_hash3) { return each(begin, end, c, hash_one{*a}); }
 PERI_CUDA_KERNEL(calibrate) { return each(begin, end, c, calibrate_one{*a}); }
