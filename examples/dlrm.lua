@@ -27,6 +27,12 @@ local function build(options, data)
     tables = data.tables, dense_features = data.dense_features, embedding_dim = options.dim, learning_rate = options.learning_rate,
     eps = options.eps,
   }
+  if options.precision == "bf16" then
+    local forward, kind = module.forward, options.device:match "^[%a_]+"
+    function module:forward(...) return peri.autocast({ device = kind, dtype = "bf16" }, forward, self, ...) end
+  else
+    peri.set_float32_matmul_precision(options.precision)
+  end
   local model = peri.DistributedModelParallel { module = module, plan = options.plan, device = options.device }
   return model, peri.nn.optim.Adagrad { params = model:dense_parameters(), lr = options.dense_learning_rate, eps = options.eps }
 end

@@ -23,6 +23,7 @@ local OPTIONS = {
   { "--schedule", "Training schedule: a name of the library's (base, sparse_dist, ...), or a Lua file that returns one.", "sparse_dist" },
   { "--model", "Lua file that makes the model.", "models/dlrm.lua" },
   { "--device", "cpu, cuda, ...; PERI_DEVICE names the default", os.getenv "PERI_DEVICE" or "cpu" },
+  { "--precision", "Products of the dense part: highest (f32), high (TF32 where a GPU has it), bf16 (autocast).", "highest" },
   { "--num-workers", "Threads of each rank that make batches ahead (default: on a GPU all processors of the rank but one, 8 at most; "
     .. "else a quarter of them).", nil, 0, 1024, true },
   { "--dim", "Columns of the embedding tables.", "32", 4, 4096, true },
@@ -57,6 +58,7 @@ function M.parse(words, here)
   end
   local parser, made = command_line("examples/dlrm.lua", "Train a DLRM with sharded embedding tables, and say what it is worth.", OPTIONS)
   made["--schedule"]:convert(schedule_of)
+  made["--precision"]:choices { "highest", "high", "bf16" }
   parser:mutex(made["--epochs"], made["--steps"])
   parser:flag("--hold-out-validation", "Never train on the validation samples: else the best weights are, once, at the end.")
   parser:flag("--no-baseline", "Leave the logistic regression out.")
