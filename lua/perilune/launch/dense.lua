@@ -63,7 +63,9 @@ local function run(probe, device, scale, around)
     lap(way and "optimizer", at)
   end
   for turn = -1, TURNS do peri.scope(once, turn) end
-  return util.map(times, util.median), counted.amounts(matrices, batch)
+  local ms = {}
+  for _, way in ipairs(counted.ways) do ms[way] = util.median(times[way]) end
+  return ms, counted.amounts(matrices, batch)
 end
 
 --- How each precision is asked for: around(f) runs f in it.
