@@ -288,7 +288,7 @@ peri_status peri__group_check(const char *function, peri_group *group)
     if (!group) return peri__fail(PERI_EINVAL, "%s: no group (is this rank a member?)", function);
     for (const peri_group *g = group; g; g = g->parent) {
         if (g->failed != PERI_OK) {
-            (void)peri__comm_lost(g->comm); /* told here */
+            if (!g->comm->stepping) (void)peri__comm_lost(g->comm); /* told here */
             return peri__fail(PERI_EABORTED, "%s: group '%s' was given up: %s", function, g->name, g->failure ? g->failure : "");
         }
         if (g->closed) return peri__fail(PERI_ECLOSED, "%s: group '%s' was closed", function, g->name);

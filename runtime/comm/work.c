@@ -140,7 +140,12 @@ void peri__comm_progress(void *ctx)
 
 /* -- operations that are queued on a device ---------------------------------------------------------------------------------------- */
 
-static bool queued(void *ctx) { return ((const peri__comm *)ctx)->on_device > 0; }
+/** Also where one has failed and nobody was told: whoever waits for the device is. */
+static bool queued(void *ctx)
+{
+    const peri__comm *comm = ctx;
+    return comm->on_device > 0 || comm->lost != PERI_OK;
+}
 
 static bool still_queued(void *ctx, int64_t since_ns)
 {
