@@ -167,7 +167,7 @@ __device__ __forceinline__ void update_chunk(const typename S::arguments &a, con
     const int N = peri_pack<E>::N;
     const bool has[3] = {p.state[0] != NULL, p.state[1] != NULL, p.state[2] != NULL};
     for (int64_t from = first + threadIdx.x * N; from < last; from += PER_THREAD * PERI_BLOCK * N) {
-        peri_pack<E> w[PER_THREAD], g[PER_THREAD], s[PER_THREAD][3];
+        peri_pack<E> w[PER_THREAD] = {}, g[PER_THREAD] = {}, s[PER_THREAD][3] = {}; /* a state that is left out counts as 0 */
         PERI_UNROLL
         for (int q = 0; q < PER_THREAD; q++) {
             const int64_t i = from + q * PERI_BLOCK * N, left = last - i;
