@@ -63,9 +63,10 @@ local function add_plan(parser)
       .. "{ model =, constraints = { table = { sharding_types = ... } }, relations = { ... }, cost =, objective = } (docs/plans.md).")
   plan:argument("model", "The Lua file; without one, --data decides: a table for each category, as the demonstration makes them."):args "?"
   plan:option("--topology", "A file that plan.Topology:save wrote, or the name of a machine (plan.Topology.presets).")
-  plan:option("--machine", "The same as --topology NAME -n RANKS: h100:8 is a host of 8 GPUs, h100:512 are 64 of them."):argname "NAME:RANKS"
-  plan:option("--precision", "Of the dense part, where the machine has prices of it: highest (f32), high (TF32), bf16 (autocast)."):choices {
-    "highest", "high", "bf16" }
+  plan:option("--machine", "The same as --topology NAME -n RANKS: h100:8 is a host of 8 GPUs, h100:512 are 64 of them."):argname(
+    "NAME:RANKS")
+  plan:option("--precision", "Of the dense part, where the machine has prices of it: highest (f32), high (TF32), bf16 (autocast).")
+    :choices { "highest", "high", "bf16" }
   plan:option("-n --ranks", "Ranks; default: those of the topology."):argname "RANKS":convert(whole "-n")
   plan:option("--batch-size", "Samples of a rank; default: 512.", 512, whole "--batch-size")
   plan:option("--data", "A file in the Criteo layout: its ids are counted, and the plan is made for what they are like."):argname "FILE"

@@ -88,7 +88,8 @@ describe("perilune plan --machine", function()
 
   local function run(words)
     local path = shell.write(folder .. "/model.lua", [[
-      return { tables = { { name = "a", num_embeddings = 1e6, embedding_dim = 128 }, { name = "b", num_embeddings = 1e5, embedding_dim = 64 } } }]])
+      return { tables = { { name = "a", num_embeddings = 1e6, embedding_dim = 128 },
+        { name = "b", num_embeddings = 1e5, embedding_dim = 64 } } }]])
     return shell.run(("%s plan %s %s"):format(shell.perilune, path, words))
   end
 

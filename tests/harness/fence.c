@@ -4,8 +4,8 @@
  * behind its arrays dies there and then. The address sanitizer does not see that of masked loads and stores, nor of the compiler's own
  * choice among instructions (a masked vextractf32x4 touches what is masked out).
  *
- * Programs whose kernels run on a GPU call fence_open: from then on blocks lie in chunks that the GPU is told of, side by side. What follows
- * a block is looked at when it is freed.
+ * Programs whose kernels run on a GPU call fence_open: from then on blocks lie in chunks that the GPU is told of, side by side. What
+ * follows a block is looked at when it is freed.
  */
 #include "fence.h"
 

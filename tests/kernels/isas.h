@@ -23,7 +23,7 @@
 enum { ISAS = 4, ISAS_CPU = 3 };
 static const char *const isas[ISAS] = {"ref", "avx2", "avx512", "cuda_host"};
 
-/* -- a GPU reaches what the cases have: their heap, their static arrays and their stack ------------------------------------------------- */
+/* -- a GPU reaches what the cases have: their heap, their static arrays and their stack ---------------------------------------------- */
 
 static inline void share_or_end(fence_share *share, uintptr_t from, uintptr_t to)
 {
@@ -41,7 +41,7 @@ static inline int share_segments(struct dl_phdr_info *info, size_t size, void *s
         const ElfW(Phdr) *h = &info->dlpi_phdr[i];
         if (h->p_type != PT_LOAD || (h->p_flags & PF_X)) continue;
         uintptr_t from = (info->dlpi_addr + h->p_vaddr) / 4096 * 4096, to = info->dlpi_addr + h->p_vaddr + h->p_memsz;
-        if (mprotect((void *)from, to - from, PROT_READ | PROT_WRITE) != 0) abort(); /* constants too: drivers want to write what they pin */
+        if (mprotect((void *)from, to - from, PROT_READ | PROT_WRITE) != 0) abort(); /* constants too: drivers write what they pin */
         share_or_end(*(fence_share **)share, from, to);
     }
     return 1; /* the program itself comes first; libraries are not asked for */

@@ -47,8 +47,8 @@ end
 local SIDE = 384          -- of a processor's matrices
 local PROBE_SCALE = 32
 
---- What is measured: { device = (nil: the processor), copied = bytes of a copy, side = of matrices, scale = of probes' samples and rows, dense_scale = of the sizes of
---- networks }.
+--- What is measured: { device = (nil: the processor), copied = bytes of a copy, side = of matrices, scale = of probes' samples and rows,
+--- dense_scale = of the sizes of networks }.
 local function target_of(device)
   if not device then return { copied = 32 * 2 ^ 20, side = SIDE, scale = 1 } end
   if device:match "^cuda:?%d*$" then return { device = device, copied = 2 ^ 29, side = 8192, scale = PROBE_SCALE, dense_scale = 1 } end

@@ -39,8 +39,8 @@ function M.amounts(matrices, batch_size)
 end
 
 --- Milliseconds of the dense part of a step of `model` (plan.describe) with so many samples on a rank's device: { forward =, backward =,
---- optimizer =, ms = (all of it) }. precision: "highest" (f32), "high" (TF32) or "bf16" (autocast); the first that the topology has, if none
---- is said. Nothing where the topology has no such prices, or the model does not say its matrices.
+--- optimizer =, ms = (all of it) }. precision: "highest" (f32), "high" (TF32) or "bf16" (autocast); the first that the topology has, if
+--- none is said. Nothing where the topology has no such prices, or the model does not say its matrices.
 function M.predict(model, topology, batch_size, precision)
   local prices = topology.dense
   if not prices or not model.matrices then return nil end
