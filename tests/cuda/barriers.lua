@@ -67,42 +67,62 @@ local function written(code)
   return out
 end
 
---- post[b]: the set of blocks that every way from b to an end passes.
+--- The block behind each block that every way from it to an end passes first (its immediate post-dominator; nil: the end itself), by the
+--- algorithm of Cooper, Harvey and Kennedy ("A Simple, Fast Dominance Algorithm", 2001) on the ways backwards.
 local function post_dominators(blocks)
-  local all, post = {}, {}
-  for _, b in ipairs(blocks) do all[b] = true end
+  local final = { next = {} } -- where all ways end
+  local before, order, number, seen = { [final] = {} }, {}, {}, {}
+  for _, b in ipairs(blocks) do before[b] = {} end
+  local function ways(b) return b ~= final and #b.next == 0 and { final } or b.next end
   for _, b in ipairs(blocks) do
-    if #b.next == 0 then post[b] = { [b] = true }
-    else
-      post[b] = {}
-      for x in pairs(all) do post[b][x] = true end -- any order: a set
+    for _, n in ipairs(ways(b)) do table.insert(before[n], b) end
+  end
+  local todo = { { final, 0 } } -- depth first, backwards from the end; a block is numbered when all before it are
+  seen[final] = true
+  while #todo > 0 do
+    local top = todo[#todo]
+    top[2] = top[2] + 1
+    local b = before[top[1]][top[2]]
+    if not b then
+      order[#order + 1], number[top[1]] = top[1], #order + 1
+      todo[#todo] = nil
+    elseif not seen[b] then
+      seen[b] = true
+      todo[#todo + 1] = { b, 0 }
     end
   end
-  local changed = true
+  local post, changed = { [final] = final }, true
+  local function meet(x, y)
+    while x ~= y do
+      while number[x] < number[y] do x = post[x] end
+      while number[y] < number[x] do y = post[y] end
+    end
+    return x
+  end
   while changed do
     changed = false
-    for i = #blocks, 1, -1 do
-      local b = blocks[i]
-      for x in pairs(post[b]) do -- any order: a set
-        local kept = x == b or #b.next > 0
-        for _, n in ipairs(b.next) do kept = kept and (x == b or post[n][x]) end
-        if not kept then
-          post[b][x] = nil
-          changed = true
-        end
+    for i = #order - 1, 1, -1 do
+      local b, found = order[i], nil
+      for _, n in ipairs(ways(b)) do
+        if post[n] then found = found and meet(found, n) or n end
       end
+      if found and post[b] ~= found then post[b], changed = found, true end
     end
   end
+  post[final] = nil
   return post
 end
 
---- Blocks of which the branch at the end of @b decides whether (or how often) they are run.
+--- Blocks of which the branch at the end of @b decides whether (or how often) they are run: what is met before the block that all ways
+--- pass.
 local function decided(b, post)
+  local passed, at = {}, post[b]
+  while at do passed[at], at = true, post[at] end
   local out, todo = {}, {}
   for _, n in ipairs(b.next) do todo[#todo + 1] = n end
   while #todo > 0 do
     local x = table.remove(todo)
-    if not out[x] and (x == b or not post[b][x]) then
+    if not out[x] and not passed[x] then
       out[x] = true
       if x ~= b then
         for _, n in ipairs(x.next) do todo[#todo + 1] = n end
@@ -112,43 +132,63 @@ local function decided(b, post)
   return out
 end
 
+local function is_barrier(c) return c.op:find "^bar%." and not c.op:find "warp" or c.op:find "^barrier" end
+
+local function special(r)
+  return r:find "^%%tid" or r:find "^%%laneid" or r:find "^%%warpid" or r:find "^%%lanemask" or r:find "^%%clock" or r:find "^%%smid"
+end
+
+--- What is looked at again and again of an instruction: the registers that it sets and reads, whether what it gives differs by itself.
+local function prepare(c)
+  c.sets, c.reads = written(c), {}
+  local result = c.args:match "^%b{}" or c.args:match "^[^,]*"
+  for r in (#c.sets > 0 and c.args:sub(#result + 1) or c.args):gmatch "%%[%w_.]+" do
+    c.reads[#c.reads + 1] = r
+    c.differs = c.differs or special(r) and true
+  end
+  if c.guard then c.reads[#c.reads + 1] = c.guard end
+  for _, op in ipairs { "^atom", "^shfl", "^vote", "^match", "^activemask", "^redux" } do
+    c.differs = c.differs or c.op:find(op) and true
+  end
+  c.shared = c.op:find "^bar.*red" ~= nil -- one result for all that are there
+end
+
+--- A register that one instruction sets varies or not; of one that several set it is known for the beginning of each block. There are few
+--- of those: what a loop changes, what two ways have made.
 local function check_kernel(name, lines, first, last, found)
   local blocks = blocks_of(lines, first, last)
   local has = false
   for _, b in ipairs(blocks) do
-    for _, c in ipairs(b.code) do has = has or c.op:find "^bar%." and not c.op:find "warp" or c.op:find "^barrier" end
+    for _, c in ipairs(b.code) do has = has or is_barrier(c) end
   end
   if not has then return 0 end
-  local post = post_dominators(blocks)
-  local before, under, deciders = {}, {}, {} -- registers that vary where a block begins; blocks under divergent branches: the branch
-  for _, b in ipairs(blocks) do before[b] = {} end
-  local changed = true
-  local function special(r)
-    return r:find "^%%tid" or r:find "^%%laneid" or r:find "^%%warpid" or r:find "^%%lanemask" or r:find "^%%clock" or r:find "^%%smid"
+  local post, varies, under, deciders, changed = post_dominators(blocks), {}, {}, {}, true
+  local times, before = {}, {} -- how many instructions set a register; registers of several that vary where a block begins
+  for _, b in ipairs(blocks) do
+    before[b] = {}
+    for _, c in ipairs(b.code) do
+      prepare(c)
+      for _, r in ipairs(c.sets) do times[r] = (times[r] or 0) + 1 end
+    end
   end
   local function look(b)
-    local varies = {}
-    for r in pairs(before[b]) do varies[r] = true end -- any order: a set
-    local function is_varying(r) return varies[r] or special(r) end
+    local here = {}
+    for r in pairs(before[b]) do here[r] = true end -- any order: a set
     for _, c in ipairs(b.code) do
-      local dst, is = written(c), under[b] and true or false
-      local result = c.args:match "^%b{}" or c.args:match "^[^,]*"
-      local sources = #dst > 0 and c.args:sub(#result + 1) or c.args
-      for r in sources:gmatch "%%[%w_.]+" do is = is or is_varying(r) and true or false end
-      if c.op:find "^atom" or c.op:find "^shfl" or c.op:find "^vote" or c.op:find "^match" or c.op:find "^activemask" or
-        c.op:find "^redux" then is = true end
-      if c.op:find "^bar.*red" then is = under[b] and true or false end
-      for _, r in ipairs(dst) do
-        if c.guard then varies[r] = varies[r] or is or is_varying(c.guard) or nil else varies[r] = is or nil end
+      local is = under[b] and true or not c.shared and c.differs or false
+      for i = 1, c.shared and 0 or #c.reads do is = is or varies[c.reads[i]] or here[c.reads[i]] or false end
+      for _, r in ipairs(c.sets) do
+        if times[r] > 1 then here[r] = is or c.guard and here[r] or nil
+        elseif is and not varies[r] then varies[r], changed = true, true end
       end
     end
-    local last_code = b.last
-    if last_code and last_code.guard and not deciders[b] and (is_varying(last_code.guard) or under[b]) then
+    local jump = b.last
+    if jump and jump.guard and not deciders[b] and (varies[jump.guard] or here[jump.guard] or under[b]) then
       deciders[b], changed = true, true
-      for x in pairs(decided(b, post)) do under[x] = under[x] or last_code end -- any order: each gets the same
+      for x in pairs(decided(b, post)) do under[x] = under[x] or jump end -- any order: each gets the same
     end
     for _, n in ipairs(b.next) do
-      for r in pairs(varies) do -- any order: a set
+      for r in pairs(here) do -- any order: a set
         if not before[n][r] then before[n][r], changed = true, true end
       end
     end
@@ -160,7 +200,7 @@ local function check_kernel(name, lines, first, last, found)
   local barriers = 0
   for _, b in ipairs(blocks) do
     for _, c in ipairs(b.code) do
-      if c.op:find "^bar%." and not c.op:find "warp" or c.op:find "^barrier" then
+      if is_barrier(c) then
         barriers = barriers + 1
         if under[b] then found[#found + 1] = { kernel = name, line = c.line, branch = under[b].line } end
       end
