@@ -50,7 +50,7 @@ PERI_API peri_status peri_comm_open(const peri_comm_config *config, peri_group *
 /** All ranks of @world are going to exchange tensors of the device @name. If the world was joined with the device_transport "auto", the
  *  device is cuda (or cuda:<number>), and each rank has a GPU of its own, nccl carries them from now on, in the world and in groups made
  *  from now on; else they go through host memory. peri_group_transports says what was chosen and why. Only the first GPU that is named
- *  counts. Collective; waits for the others. */
+ *  counts. Of a group that is not the world nothing changes: it keeps what it was made with. Collective; waits for the others. */
 PERI_API peri_status peri_comm_use_device(peri_group *world, const char *name);
 /** Whether transport @name could run here; if not, @reason (of @len bytes) says why. Local, never fails. */
 PERI_API bool peri_comm_probe(const char *name, char *reason, size_t len);
