@@ -68,25 +68,21 @@ local function run(probe, device, scale, around)
   return ms, counted.amounts(matrices, batch)
 end
 
---- How each precision is asked for: around(f) runs f in it.
+--- How a forward pass runs in a precision: around(f). A backward pass has the dtypes of its forward pass; how products of f32 are made is
+--- the process's, in both.
 local function within(precision, device)
-  if precision == "bf16" then
-    return function(f) peri.autocast({ device = device, dtype = "bf16" }, f) end
-  end
-  return function(f)
-    local before = peri.get_float32_matmul_precision()
-    peri.set_float32_matmul_precision(precision)
-    f()
-    peri.set_float32_matmul_precision(before)
-  end
+  if precision ~= "bf16" then return function(f) f() end end
+  return function(f) peri.autocast({ device = device:match "^[%a_]+", dtype = "bf16" }, f) end
 end
 
 --- Prices of the dense part on @device: precision -> way -> unit -> ms; and by precision the mean relative error over the probes. scale:
 --- of the probes' sizes. Local.
 function M.prices(device, scale, tell)
   local prices, off = {}, {}
+  local before = peri.get_float32_matmul_precision()
   for _, precision in ipairs(counted.precisions) do
     local rows, sum = {}, 0
+    peri.set_float32_matmul_precision(precision == "high" and "high" or "highest")
     for _, way in ipairs(counted.ways) do rows[way] = {} end
     for i, probe in ipairs(probes) do
       tell(i, #probes, ("dense part, %s"):format(precision))
@@ -103,6 +99,7 @@ function M.prices(device, scale, tell)
     end
     off[precision] = sum
   end
+  peri.set_float32_matmul_precision(before)
   return prices, off
 end
 
