@@ -13,87 +13,87 @@ end
 describe("barriers that only some threads come to", function()
   it("are found on both sides of a branch, as masked selection had them", function()
     assert.equal(2, found [[
-	mov.u32 	%r1, %tid.x;
-	mul.wide.u32 	%rd2, %r1, 1;
-	ld.param.u64 	%rd1, [p];
-	add.s64 	%rd3, %rd1, %rd2;
-	ld.global.u8 	%rs1, [%rd3];
-	setp.eq.s16 	%p1, %rs1, 0;
-	@%p1 bra 	$L__BB0_2;
-	bar.sync 	0;
-	bra.uni 	$L__BB0_3;
+  mov.u32   %r1, %tid.x;
+  mul.wide.u32   %rd2, %r1, 1;
+  ld.param.u64   %rd1, [p];
+  add.s64   %rd3, %rd1, %rd2;
+  ld.global.u8   %rs1, [%rd3];
+  setp.eq.s16   %p1, %rs1, 0;
+  @%p1 bra   $L__BB0_2;
+  bar.sync   0;
+  bra.uni   $L__BB0_3;
 $L__BB0_2:
-	bar.sync 	0;
+  bar.sync   0;
 $L__BB0_3:
-	ret;]])
+  ret;]])
   end)
   it("are found in loops that threads leave at different times, and behind a return of some", function()
     assert.equal(1, found [[
-	mov.u32 	%r1, %tid.x;
+  mov.u32   %r1, %tid.x;
 $L__BB0_1:
-	bar.sync 	0;
-	add.s32 	%r1, %r1, 256;
-	setp.lt.s32 	%p1, %r1, 1000;
-	@%p1 bra 	$L__BB0_1;
-	ret;]])
+  bar.sync   0;
+  add.s32   %r1, %r1, 256;
+  setp.lt.s32   %p1, %r1, 1000;
+  @%p1 bra   $L__BB0_1;
+  ret;]])
     assert.equal(1, found [[
-	mov.u32 	%r1, %laneid;
-	setp.gt.s32 	%p1, %r1, 10;
-	@%p1 bra 	$L__BB0_2;
-	barrier.sync 	0;
+  mov.u32   %r1, %laneid;
+  setp.gt.s32   %p1, %r1, 10;
+  @%p1 bra   $L__BB0_2;
+  barrier.sync   0;
 $L__BB0_2:
-	ret;]])
+  ret;]])
   end)
   it("are found where a value was chosen by a thread's own branch, by a vote, or by an atomic operation", function()
     for _, first in ipairs { "atom.global.add.u32 \t%r2, [%rd1], 1;", "vote.sync.ballot.b32 \t%r2, %p9, -1;",
       "shfl.sync.up.b32 \t%r2|%p9, %r3, %r4, 0, -1;" } do
       assert.equal(1, found(first .. "\n" .. [[
-	setp.eq.s32 	%p1, %r2, 0;
-	@%p1 bra 	$L__BB0_2;
-	bar.sync 	0;
+  setp.eq.s32   %p1, %r2, 0;
+  @%p1 bra   $L__BB0_2;
+  bar.sync   0;
 $L__BB0_2:
-	ret;]]), first)
+  ret;]]), first)
     end
     assert.equal(1, found [[
-	mov.u32 	%r1, %tid.x;
-	mov.u32 	%r2, 1;
-	setp.eq.s32 	%p1, %r1, 0;
-	@%p1 bra 	$L__BB0_2;
-	mov.u32 	%r2, 0;
+  mov.u32   %r1, %tid.x;
+  mov.u32   %r2, 1;
+  setp.eq.s32   %p1, %r1, 0;
+  @%p1 bra   $L__BB0_2;
+  mov.u32   %r2, 0;
 $L__BB0_2:
-	setp.eq.s32 	%p2, %r2, 0;
-	@%p2 bra 	$L__BB0_3;
-	bar.sync 	0;
+  setp.eq.s32   %p2, %r2, 0;
+  @%p2 bra   $L__BB0_3;
+  bar.sync   0;
 $L__BB0_3:
-	ret;]])
+  ret;]])
   end)
   it("are none where all threads take the same way", function()
     assert.equal(0, found [[
-	mov.u32 	%r1, %tid.x;
-	mov.u32 	%r2, %ctaid.x;
-	ld.param.u32 	%r3, [p];
-	setp.ge.u32 	%p1, %r2, %r3;
-	@%p1 bra 	$L__BB0_9;
-	setp.eq.s32 	%p2, %r1, 0;
-	@%p2 bra 	$L__BB0_2;
-	st.shared.u32 	[sums], %r1;
+  mov.u32   %r1, %tid.x;
+  mov.u32   %r2, %ctaid.x;
+  ld.param.u32   %r3, [p];
+  setp.ge.u32   %p1, %r2, %r3;
+  @%p1 bra   $L__BB0_9;
+  setp.eq.s32   %p2, %r1, 0;
+  @%p2 bra   $L__BB0_2;
+  st.shared.u32   [sums], %r1;
 $L__BB0_2:
-	bar.sync 	0;
-	ld.shared.v2.u32 	{%r4, %r5}, [sums];
-	setp.eq.s32 	%p3, %r4, 0;
-	@%p3 bra 	$L__BB0_4;
-	bar.red.popc.u32 	%r6, 0, %p2;
-	setp.eq.s32 	%p4, %r6, 5;
-	@%p4 bra 	$L__BB0_4;
-	mov.u32 	%r7, %tid.x;
-	mov.u32 	%r7, 0;
-	setp.eq.s32 	%p5, %r7, 1;
-	@%p5 bra 	$L__BB0_4;
-	bar.sync 	0;
+  bar.sync   0;
+  ld.shared.v2.u32   {%r4, %r5}, [sums];
+  setp.eq.s32   %p3, %r4, 0;
+  @%p3 bra   $L__BB0_4;
+  bar.red.popc.u32   %r6, 0, %p2;
+  setp.eq.s32   %p4, %r6, 5;
+  @%p4 bra   $L__BB0_4;
+  mov.u32   %r7, %tid.x;
+  mov.u32   %r7, 0;
+  setp.eq.s32   %p5, %r7, 1;
+  @%p5 bra   $L__BB0_4;
+  bar.sync   0;
 $L__BB0_4:
-	bar.warp.sync 	-1;
+  bar.warp.sync   -1;
 $L__BB0_9:
-	ret;]])
+  ret;]])
   end)
   it("are none in kernels/cuda", function()
     local pipe = assert(io.popen(("ls %s/cuda/kernels/cuda/*.ptx 2>/dev/null"):format(build)))

@@ -13,150 +13,15 @@ local step = require "perilune.plan.step"
 local measure = require "perilune.launch.measure"
 local fit = require "perilune.launch.fit"
 local dense = require "perilune.launch.dense"
+local rates = require "perilune.launch.rates"
 local beside = require "perilune.launch.beside"
 local files = require "perilune.plan.text"
 local topologies = require "perilune.plan.topology"
-local Tensor, plan, util, C = peri.Tensor, peri.plan, peri.util, peri.ffi.C
+local plan, util, C = peri.plan, peri.util, peri.ffi.C
 
 local M = {}
 
-local function now() return tonumber(C.peri_time_ns()) / 1e6 end
-
---- The largest of all ranks' numbers.
-local function most(group, x)
-  local t = Tensor.tensor({ x }, "f64")
-  group:all_reduce(t, "max"):wait()
-  return t:item()
-end
-
---- Milliseconds of f: the fastest of `turns` (each the slowest rank's). Collective.
-local function fastest(group, turns, f)
-  local best = math.huge
-  for turn = 0, turns do
-    group:barrier():wait()
-    local from = now()
-    peri.scope(f)
-    local ms = most(group, now() - from)
-    if turn > 0 then best = math.min(best, ms) end
-  end
-  return best
-end
-
--- -- bare rates ------------------------------------------------------------------------------------------------------------------------
-
-local SIDE = 384          -- of a processor's matrices
-local PROBE_SCALE = 32
-
---- What is measured: { device = (nil: the processor), copied = bytes of a copy, side = of matrices, scale = of probes' samples and rows,
---- dense_scale = of the sizes of networks }.
-local function target_of(device)
-  if not device then return { copied = 32 * 2 ^ 20, side = SIDE, scale = 1 } end
-  if device:match "^cuda:?%d*$" then return { device = device, copied = 2 ^ 29, side = 8192, scale = PROBE_SCALE, dense_scale = 1 } end
-  return { device = device, copied = 2 ^ 16, side = 32, scale = 1 / 16, dense_scale = 1 / 64 } -- a pretended one
-end
-
-local function wait_for(target)
-  if target.device then peri.stream.current(target.device):synchronize() end
-end
-
-local function copy_rate(group, turns, target)
-  local function bytes() return Tensor.zeros({ target.copied / 4 }, "f32", target.device or "cpu") end
-  local a, b = bytes(), bytes()
-  return target.copied / fastest(group, turns, function()
-    b:copy(a)
-    wait_for(target)
-  end)
-end
-
-local function product(a, b) peri.nn.functional.matmul(a, b):shape() end
-
-local function product_rate(group, turns, target)
-  local side = target.side
-  local function matrix(seed) return Tensor.uniform({ side, side }, -1, 1, seed, 0, "f32", target.device or "cpu") end
-  local a, b = matrix(1), matrix(2)
-  return 2 * side ^ 3 / fastest(group, turns, function()
-    product(a, b)
-    wait_for(target)
-  end)
-end
-
---- Bytes a millisecond from the host's memory to the device.
-local function bus_rate(group, turns, target)
-  local there, here = Tensor.zeros({ target.copied / 4 }, "f32", target.device), Tensor.zeros({ target.copied / 4 }, "f32", "cpu")
-  return target.copied / fastest(group, turns, function()
-    there:copy(here)
-    wait_for(target)
-  end)
-end
-
-local SHARED = 1.3 -- times as long as one host alone: less is chance (other work on a machine makes less of a difference of it)
-local PRODUCTS, BATCHES = 8, 9
-local ASLEEP = 1e6 -- a round of peri_pause that sleeps
-
---- Milliseconds of some products on those ranks that work, the slowest one's median; the others sleep meanwhile.
-local function products_ms(group, works)
-  local a, b, times = Tensor.ones { SIDE, SIDE }, Tensor.ones { SIDE, SIDE }, { 0 }
-  group:barrier():wait()
-  for i = 1, works and BATCHES or 0 do
-    local from = now()
-    for _ = 1, PRODUCTS do peri.scope(product, a, b) end
-    times[i] = now() - from
-  end
-  local done = Tensor.tensor({ 0 }, "f32")
-  local work = group:all_reduce(done)
-  while not work:test() do C.peri_pause(ASLEEP) end
-  work:wait()
-  return most(group, (util.median(times)))
-end
-
---- How many hosts have their processors together, being parts of one machine: all, or 1. One whole host is measured alone, and all: what
---- its own ranks, threads and clocks cost each other is in both.
-local function hosts_sharing(group)
-  local host = group.local_size
-  local slowdown = products_ms(group, true) / products_ms(group, group:rank() < host)
-  return slowdown < SHARED and 1 or group:size() / host
-end
-
-local IN_A_ROW = 8 -- exchanges that are timed together: ranks leave a barrier one after the other
-
---- Bytes a millisecond that a rank sends in an all-to-all of a group, and milliseconds of one that moves next to nothing. bytes: to each
---- of the others.
-local function exchange(world, group, turns, bytes, target)
-  local n = group:size()
-  local function ms(numbers)
-    local function all() return Tensor.zeros({ n * numbers }, "f32", target.device or "cpu") end
-    local a, b = all(), all()
-    return fastest(world, turns, function()
-      for _ = 1, IN_A_ROW do group:all_to_all(a, b):wait() end
-      wait_for(target)
-    end) / IN_A_ROW
-  end
-  local latency, large = ms(1), ms(bytes / 4)
-  return bytes * (n - 1) / math.max(large - latency, large / 2), latency -- a disturbed latency is not taken for all of it
-end
-
-local REST = 20  -- milliseconds
-local SLIGHT = 0.1
-
---- Bytes that a rank sends beyond bandwidth (bytes a millisecond) right after its link rested: the limit of a link lets bursts through.
---- Nothing where it makes little of a difference to `bytes` to each of the others. The median of `turns`: the fastest is twice as fast,
---- by luck.
-local function burst(world, group, turns, bytes, bandwidth)
-  local n = group:size()
-  local a, b, times = Tensor.zeros({ n * bytes / 4 }, "f32"), Tensor.zeros({ n * bytes / 4 }, "f32"), {}
-  for turn = 1, turns do
-    group:all_to_all(a, b):wait()
-    local rested = now() + REST
-    repeat until now() >= rested
-    world:barrier():wait()
-    local from = now()
-    group:all_to_all(a, b):wait()
-    times[turn] = most(world, now() - from)
-  end
-  local all = bytes * (n - 1)
-  local beyond = all - util.median(times) * bandwidth
-  return beyond > SLIGHT * all and math.floor(beyond) or 0
-end
+local now, most = rates.now, rates.most
 
 -- -- prices ----------------------------------------------------------------------------------------------------------------------------
 
@@ -405,29 +270,6 @@ local function device_memory(group, device)
   return math.floor(-most(group, -tonumber(bytes[0])))
 end
 
---- Rates of copies, products and exchanges; of `before`, if that is there, those that are better.
-local function bare(group, t, before, tell, target)
-  local turns, n, host = 7, t.world_size, t.local_world_size
-  local function better(pick, new, old) return old and pick(new, old) or new end
-  tell(0, 1, "copies and products")
-  t.rates.copy = better(math.max, copy_rate(group, turns, target), before and before.rates.copy)
-  t.rates.products = better(math.max, product_rate(group, turns, target), before and before.rates.products)
-  local intra, cross = peri.dist.comm.intra_and_cross_node_pg { group = group }
-  tell(0, 1, "exchanges")
-  local function links(kind, sub)
-    local bandwidth, latency = exchange(group, sub, turns, target.device and 2 ^ 24 or 2 ^ 20, target)
-    t[kind .. "_bw"] = better(math.max, bandwidth, before and before[kind .. "_bw"])
-    t[kind .. "_latency"] = better(math.min, latency, before and before[kind .. "_latency"])
-  end
-  if host > 1 then links("intra_host", intra) end
-  if n > host then
-    links("inter_host", cross)
-    if target.device then return end
-    t.inter_host_burst = better(math.max, burst(group, cross, 2 * turns + 1, 2 ^ 18, t.inter_host_bw), before and before.inter_host_burst)
-    t.hosts_sharing = hosts_sharing(group)
-  end
-end
-
 --- An error unless all hosts have as many ranks.
 local function check_hosts(group)
   local host = group.local_size
@@ -444,17 +286,17 @@ function M.topology(args)
   local group, tell, seconds, before = args.group, args.tell or function() end, args.seconds or 20, args.before
   local n, host = group:size(), group.local_size
   check_hosts(group)
-  local target = target_of(args.device)
+  local target = rates.target_of(args.device)
   local t = { world_size = n, local_world_size = host, rates = {}, ddr_cap = math.floor(memory(group)) }
   if args.device then
     t.compute_device, t.hbm_cap = "cuda", device_memory(group, args.device)
     t.cache_bytes, t.core_cache_bytes = DEVICE_CACHE, DEVICE_CACHE / 8
-    t.hbm_to_ddr_mem_bw = bus_rate(group, 3, target)
+    t.hbm_to_ddr_mem_bw = rates.bus_rate(group, 3, target)
   else
     t.processors, t.threads, t.choices = math.min(launcher.cpus(), 2 ^ 20), peri.ffi.C.peri_threads(), args.choices
     t.cache_bytes, t.core_cache_bytes = cache_bytes(4), cache_bytes(3)
   end
-  bare(group, t, before and before.bare, tell, target)
+  rates.bare(group, t, before and before.bare, tell, target)
   local found = { bare = util.copy(t) }
   found.bare.rates = util.copy(t.rates)
   local all, times = plan.Topology(t), before and before.times
