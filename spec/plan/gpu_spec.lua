@@ -1,6 +1,7 @@
 -- Plans for GPUs: machines by name, prices of the dense part, memory of devices.
 local shell = require "spec.support.shell"
 local peri = require "perilune"
+local json = require "dkjson"
 local dense = require "perilune.plan.dense"
 local step = require "perilune.plan.step"
 local plan, nn = peri.plan, peri.nn
@@ -35,6 +36,43 @@ describe("the machine h100", function()
     assert.is_true(ms(4, 16384, "FP32") > 1.5 * base)
     assert.is_true(ms(8, 8192, "FP32") > 1.5 * base)
     assert.is_true(ms(4, 8192, "FP16") < base)
+  end)
+
+  -- Of forward passes prices are those of sharded modules, which route ids and put results together beside the lookup.
+  it("predicts updates, and steps in f32 and TF32, within 25 % of what was measured on one", function()
+    local measured = {}
+    for line in io.lines "tests/gpu/results/2026-11-26-h100-second-day.jsonl" do
+      local r = json.decode(line)
+      measured[r.case .. (r.precision and " " .. r.precision or "")] = r.step_ms or r.median_us / 1000
+    end
+    local t = plan.Topology.preset("h100", { world_size = 1 })
+    local function near(name, ms)
+      local want = assert(measured[name], name)
+      assert.is_true(math.abs(ms / want - 1) < 0.25, ("%s: %.3f ms, measured %.3f"):format(name, ms, want))
+    end
+    local function predict(n, rows, batch)
+      local model, p, constraints = tables_of(n, rows, "FP32")
+      return step.predict(p, model, t, batch, constraints)
+    end
+    near("backward row-wise Adagrad, the same", predict(1, 1e7, 65536).backward_ms)
+    near("B 512, T 32, E 1e5, D 128, L 20: backward", predict(32, 1e5, 512).backward_ms)
+    local tables, entries, constraints = {}, {}, {}
+    for i = 1, 26 do
+      local name = "t" .. i
+      tables[i] = peri.EmbeddingBagConfig { name = name, num_embeddings = 1e6, embedding_dim = 128, feature_names = { "f" .. i } }
+      entries[name], constraints[name] = plan.table_wise(0), plan.ParameterConstraints { pooling_factors = { 3 } }
+    end
+    local model = plan.describe.of(nn.DLRM_DCN { dense_in_features = 13, dense_arch_layer_sizes = { 512, 256, 128 },
+      over_arch_layer_sizes = { 1024, 1024, 512, 256, 1 }, dcn_num_layers = 3, dcn_low_rank_dim = 512,
+      embedding_bag_collection = peri.EmbeddingBagCollection { tables = tables, device = "meta",
+        fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.01 } } })
+    local p = plan.ShardingPlan { [model[1].path] = entries }
+    local rows = step.predict(p, model, t, 8192, constraints).ms
+    for name, precision in pairs { f32 = "highest", TF32 = "high", bf16 = "bf16" } do -- any order: each by itself
+      local ms = dense.predict(model, t, 8192, precision).ms
+      near("dense step " .. name, ms)
+      near("step " .. name, rows + ms)
+    end
   end)
 end)
 
