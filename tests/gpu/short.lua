@@ -490,8 +490,7 @@ for _, name in ipairs { "SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "RowWiseAd
     for step = 1, 2 do
       optimizer:zero_grad()
       local logits = model(floats_on(d, { 33, 13 }, step)):reshape(-1)
-      local loss = nn.functional.binary_cross_entropy_with_logits(logits, peri.full({ 33 }, 1, "f32", d))
-      loss:backward()
+      nn.functional.binary_cross_entropy_with_logits(logits, peri.full({ 33 }, 1, "f32", d)):backward()
       optimizer:step()
     end
     return peri.util.map(model:parameters(), function(p) return p:detach() end)
