@@ -10,6 +10,12 @@
 
 enum { GRAIN = 1 << 16, NAME = 256 }; /* elements that are worth a thread; a bag's name */
 
+peri_status peri__move_pinned(peri_tensor *t, int32_t dtype, peri_device *device, peri_tensor **out)
+{
+    (void)dtype;
+    return peri_tensor_pin(t, device, out);
+}
+
 /* -- reports ------------------------------------------------------------------------------------------------------------------- */
 
 static struct {

@@ -152,6 +152,8 @@ peri_status peri__columns_rows(peri_tensor *t, peri_tensor **out);
 
 /** A way to make a tensor elsewhere: peri_tensor_to, peri_tensor_upload, or into pinned memory. */
 typedef peri_status (*peri__move_fn)(peri_tensor *t, int32_t dtype, peri_device *device, peri_tensor **out);
+/** peri__move_fn: a copy in pinned memory, from which @device copies without the processor. The dtype stays. */
+peri_status peri__move_pinned(peri_tensor *t, int32_t dtype, peri_device *device, peri_tensor **out);
 
 /* -- containers ------------------------------------------------------------------------------------------------------------------------ */
 

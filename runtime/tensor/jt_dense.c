@@ -239,19 +239,12 @@ peri_status peri_jt_upload(peri_jt *jt, peri_device *device, peri_jt **out)
     return move_to("peri_jt_upload", jt, device, peri_tensor_upload, out);
 }
 
-/** peri__move_fn */
-static peri_status pin(peri_tensor *t, int32_t dtype, peri_device *device, peri_tensor **out)
-{
-    (void)dtype;
-    return peri_tensor_pin(t, device, out);
-}
-
 peri_status peri_jt_pin(peri_jt *jt, peri_device *device, peri_jt **out)
 {
     PERI_NEED(jt);
     PERI_NEED(device);
     PERI_NEED(out);
-    return moved(jt, device, pin, out);
+    return moved(jt, device, peri__move_pinned, out);
 }
 
 peri_status peri_jt_copy(peri_jt *dst, peri_jt *src)

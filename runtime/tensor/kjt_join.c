@@ -248,19 +248,12 @@ peri_status peri_kjt_upload(peri_kjt *k, peri_device *device, peri_kjt **out)
     return move_to("peri_kjt_upload", k, device, peri_tensor_upload, out);
 }
 
-/** peri__move_fn */
-static peri_status pin(peri_tensor *t, int32_t dtype, peri_device *device, peri_tensor **out)
-{
-    (void)dtype;
-    return peri_tensor_pin(t, device, out);
-}
-
 peri_status peri_kjt_pin(peri_kjt *k, peri_device *device, peri_kjt **out)
 {
     PERI_NEED(k);
     PERI_NEED(device);
     PERI_NEED(out);
-    return moved(k, device, pin, out);
+    return moved(k, device, peri__move_pinned, out);
 }
 
 /** Whether @dst has room for exactly @src. */

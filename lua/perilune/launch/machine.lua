@@ -2,7 +2,7 @@
 -- prices of a training step (plan/step.lua), found by running steps and solving for them. Makes a Topology.
 --
 -- On a GPU (perilune calibrate --device cuda) the same is measured of its memory, its kernels and the exchanges between GPUs; probes have
--- PROBE_SCALE times the samples there, since small ones tell of launches only.
+-- PROBE_SCALE (rates.lua) times the samples and rows there, since small ones tell of launches only.
 --
 -- All ranks measure at the same time, as they would train: rates are those of a rank while all are busy. Of several turns the fastest
 -- counts, of ranks the slowest.
