@@ -530,7 +530,7 @@ bench: bench-embed bench-tiers bench-sparse bench-comm bench-step bench-data ben
 # Everything that is installed, below $(DESTDIR). Documents keep their places relative to each other; headers name files among them.
 LUADIR := $(PREFIX)/share/lua/5.1
 SHARE := $(PREFIX)/share/perilune
-DOCS := README.md LICENSE $(sort $(wildcard docs/*)) $(sort $(wildcard kernels/*.h))
+DOCS := README.md LICENSE $(sort $(shell find docs -type f)) $(sort $(wildcard kernels/*.h))
 EXAMPLES := $(sort $(shell find examples -type f))
 DOCDIR := $(PREFIX)/share/doc/perilune
 BUILT_PLUGINS := $(PLUGINS) $(wildcard $(CUDA_SO) $(NCCL_SO))

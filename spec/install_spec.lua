@@ -138,7 +138,7 @@ describe("an installation", function()
     local function there(path) assert.is_truthy(io.open(prefix .. "/share/" .. path), path) end
     there "doc/perilune/README.md"
     there "doc/perilune/LICENSE"
-    for path in shell.run("ls docs/*.md kernels/*.h"):gmatch "[^\n]+" do there("doc/perilune/" .. path) end
+    for path in shell.run("find docs -type f; ls kernels/*.h"):gmatch "[^\n]+" do there("doc/perilune/" .. path) end
     for path in shell.run("find examples -type f"):gmatch "[^\n]+" do there("perilune/" .. path) end
     if shell.no_launcher() then return end
     local out, status = shell.run(("cd %s && bin/perilune run share/perilune/examples/dlrm.lua --help"):format(prefix))

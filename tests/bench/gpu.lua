@@ -292,7 +292,7 @@ local function step()
 end
 if only "step" then peri.scope(step) end
 
---- The same model without its tables: what torch.compile makes of it is in docs/benchmarks.md.
+--- The same model without its tables: what torch.compile makes of it is in docs/benchmarks/training_step.md.
 local function dense_step()
   local COLUMNS, DIM, batch, small = 26 * 128, 128, scaled(8192), scale > 1
   local bottom = nn.MLP { in_size = 13, layer_sizes = small and { 16, DIM } or { 512, 256, DIM }, device = device }

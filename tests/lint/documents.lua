@@ -4,7 +4,7 @@ local tops = { runtime = true, kernels = true, lua = true, examples = true, spec
 
 local function paths(ctx)
   local complaints = {}
-  for _, path in ipairs(ctx.lines "ls README.md docs/*.md 2>/dev/null") do
+  for _, path in ipairs(ctx.lines "ls README.md docs/*.md docs/*/*.md 2>/dev/null") do
     local text = ctx.read(path)
     local function look(word)
       local top = word:match "^([%w_]+)/"
