@@ -67,7 +67,7 @@ static peri_status check_mch(const peri_collision_config *a)
     return check_range(a, "history_capacity", a->history_capacity, 0, INT64_MAX);
 }
 
-/** Times to live are copied, whatever the policy. */
+/** Times to live are those of a policy that goes by them. */
 static peri_status check_ttl(const peri_collision_config *a)
 {
     if (a->n_ttl > 0 && !a->ttl) return peri__fail(PERI_EINVAL, "%s: table '%s': ttl is missing", f, a->name);
@@ -75,6 +75,9 @@ static peri_status check_ttl(const peri_collision_config *a)
         return peri__fail(PERI_EINVAL, "%s: table '%s': %d times to live for %d features, allowed: 1 or one a feature", f, a->name,
                           a->n_ttl, a->n_features);
     for (int32_t i = 0; i < a->n_ttl; i++) PERI_TRY(check_range(a, "ttl", a->ttl[i], 0, INT32_MAX));
+    if (a->n_ttl > 0 && a->policy != PERI_EVICT_TTL && a->policy != PERI_EVICT_PROBE_LRU)
+        return peri__fail(PERI_EINVAL, "%s: table '%s': times to live, which policy %d does not go by; allowed: with TTL and PROBE_LRU",
+                          f, a->name, a->policy);
     return PERI_OK;
 }
 

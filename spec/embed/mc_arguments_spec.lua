@@ -95,6 +95,9 @@ describe("arguments of managed collision", function()
     refused("SINGLE_TTL_EVICTION needs eviction_config with single_ttl", hash { eviction_policy_name = "SINGLE_TTL_EVICTION" })
     refused("eviction_config has per_feature_ttl, which SINGLE_TTL_EVICTION does not go by; allowed: single_ttl", hash {
       eviction_policy_name = "SINGLE_TTL_EVICTION", eviction_config = { features = { "f" }, single_ttl = 1, per_feature_ttl = { 2 } } })
+    refused("eviction_config has single_ttl and per_feature_ttl; allowed with LRU_EVICTION: one of them", hash {
+      eviction_policy_name = "LRU_EVICTION", eviction_config = { features = { "f" }, single_ttl = 1, per_feature_ttl = { 2 } } })
+    refused("input_hash_size, and spread is 'hash', which does not go by it", hash { input_hash_size = 1000 })
     refused("eviction_policy_name is 'FIFO', allowed: SINGLE_TTL_EVICTION", hash { eviction_policy_name = "FIFO" })
     refused("HashZchEvictionConfig: feature 'a' is listed twice", function()
       embed.HashZchEvictionConfig { features = { "a", "b", "a" }, single_ttl = 1 }

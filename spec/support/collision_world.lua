@@ -68,25 +68,27 @@ end
 --- A random probing map and its model.
 function M.hash(r, device)
   local w = world(r)
-  local policy, on_miss, max_probe = pick(r, { "none", "single", "feature", "lru" }), pick(r, { "hash", "drop", "row" }), r(w.rows + 3)
+  local policy = pick(r, { "none", "single", "feature", "lru", "lru single", "lru feature" })
+  local on_miss, max_probe = pick(r, { "hash", "drop", "row" }), r(w.rows + 3)
   local names, ttl, memory = {}, {}, ffi.new("int64_t[?]", #w.ids)
   for i, id in ipairs(w.ids) do memory[i - 1] = id end
   for f = 1, w.features do names[f], ttl[f] = "f" .. f, r(5) - 1 end
   local murmur = peri.sparse.murmur_hash3(peri.Tensor.from_memory(memory, { #w.ids }, "i64", "cpu"), 0, 0):read()
   local home = {} -- number by number: a cast pointer would not keep the array
   for i = 1, #w.ids do home[i] = ffi.cast("uint64_t", murmur[i - 1]) end
-  local eviction = { single = "SINGLE_TTL_EVICTION", feature = "PER_FEATURE_TTL_EVICTION", lru = "LRU_EVICTION" }
+  local single, feature, lru = policy:match "single", policy:match "feature", policy:match "lru"
+  local eviction = lru and "LRU_EVICTION" or single and "SINGLE_TTL_EVICTION" or feature and "PER_FEATURE_TTL_EVICTION" or nil
   w.new = function()
     local module = embed.HashZchManagedCollisionModule { zch_size = w.rows, total_num_buckets = w.buckets, spread = w.spread,
       output_segments = w.segments or segments_of(w), device = device, max_probe = max_probe, on_miss = on_miss, name = "t",
-      eviction_policy_name = eviction[policy], eviction_config = (policy == "single" or policy == "feature") and { features = names,
-        single_ttl = policy == "single" and ttl[1] or nil, per_feature_ttl = policy == "feature" and ttl or nil } or nil }
+      eviction_policy_name = eviction, eviction_config = (single or feature) and { features = names,
+        single_ttl = single and ttl[1] or nil, per_feature_ttl = feature and ttl or nil } or nil }
     module:belongs_to("t", names)
     return module
   end
   w.model = collision.HashModel { segments = segments_of(w), bucket_of = w.bucket_of, on_miss = on_miss, max_probe = max_probe,
-    policy = policy == "lru" and "lru" or policy ~= "none" and "ttl" or nil,
-    ttl = policy == "feature" and ttl or policy == "single" and { ttl[1] } or nil, never = function(i) return w.ids[i] == -1 end,
+    policy = lru or policy ~= "none" and "ttl" or nil,
+    ttl = feature and ttl or single and { ttl[1] } or nil, never = function(i) return w.ids[i] == -1 end,
     home = function(i, rows) return tonumber(home[i] % rows) end,
     before = function(a, b)
       if home[a] ~= home[b] then return home[a] < home[b] end

@@ -286,7 +286,7 @@ static void parts(void **unused)
     for (int variant = 0; variant < 24; variant++) {
         int64_t ttl = 2 + variant % 4;
         peri_collision_config a = {.name = "t", .rows = ROWS, .kind = variant % 4 != 0, .buckets = 4, .max_probe = variant % 2 ? 3 : 0,
-                                   .on_miss = PERI_MISS_DROP, .ttl = &ttl, .n_ttl = 1};
+                                   .on_miss = PERI_MISS_DROP, .ttl = &ttl, .n_ttl = variant % 4 == 1 || variant % 4 == 2};
         a.policy = (int[]){PERI_EVICT_LRU, PERI_EVICT_TTL, PERI_EVICT_PROBE_LRU, PERI_EVICT_NONE}[variant % 4];
         peri_collision *whole, *part[2];
         assert_ok(peri_collision_new(device, &a, &whole));
@@ -330,7 +330,7 @@ static void hash_maps(void **unused)
     for (int variant = 0; variant < 12; variant++) {
         int64_t ttl = 2 + variant % 3, rows_of = variant % 2 ? 24 : ROWS;
         peri_collision_config a = {.name = "t", .rows = rows_of, .kind = PERI_COLLISION_HASH, .buckets = 1 + variant % 3, .max_probe = 4,
-                                   .on_miss = PERI_MISS_DROP, .ttl = &ttl, .n_ttl = 1,
+                                   .on_miss = PERI_MISS_DROP, .ttl = &ttl, .n_ttl = variant % 3 > 0,
                                    .policy = (int[]){PERI_EVICT_NONE, PERI_EVICT_TTL, PERI_EVICT_PROBE_LRU}[variant % 3]};
         peri_collision *c;
         assert_ok(peri_collision_new(device, &a, &c));
@@ -610,6 +610,8 @@ static void impossible(void **unused)
         b.n_ttl = 2;
         b.ttl = (int64_t[]){0, INT64_C(1) << 31};
         assert_fails(peri_collision_new(device, &b, &c), PERI_EINVAL, "ttl 2147483648, allowed: 0 to 2147483647");
+        b.ttl = (int64_t[]){0, 1};
+        assert_fails(peri_collision_new(device, &b, &c), PERI_EINVAL, "which policy");
     }
     a.filter = PERI_FILTER_DYNAMIC;
     a.filter_arg = INFINITY;

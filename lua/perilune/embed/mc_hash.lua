@@ -87,7 +87,12 @@ local function policy_of(f, a)
   end
   util.one_of(f, "eviction_policy_name", name, { "SINGLE_TTL_EVICTION", "PER_FEATURE_TTL_EVICTION", "LRU_EVICTION" })
   if c ~= nil and not HashZchEvictionConfig.is(c) then c = HashZchEvictionConfig(c) end
-  if name == "LRU_EVICTION" then return policies[name], c end
+  if name == "LRU_EVICTION" then
+    if c and c.single_ttl and c.per_feature_ttl then
+      P.fail(f .. ": eviction_config has single_ttl and per_feature_ttl; allowed with LRU_EVICTION: one of them, or none")
+    end
+    return policies[name], c
+  end
   local field = name == "SINGLE_TTL_EVICTION" and "single_ttl" or "per_feature_ttl"
   local other = field == "single_ttl" and "per_feature_ttl" or "single_ttl"
   if c and c[other] then P.fail(("%s: eviction_config has %s, which %s does not go by; allowed: %s"):format(f, other, name, field)) end
@@ -112,6 +117,10 @@ function HashZchManagedCollisionModule:init(args)
   end
   if a.disable_fallback then a.on_miss = "drop" end
   modules.setup(self, a, a.total_num_buckets)
+  if a.input_hash_size ~= 0 and a.spread ~= "range" then
+    P.fail(("%s: input_hash_size, and spread is '%s', which does not go by it; allowed: spread = 'range' (TorchRec's rule), or no "
+      .. "input_hash_size"):format(f, a.spread))
+  end
   self.input_hash_func, self.asks = false, false
   self._arguments, self.max_probe, self.disable_fallback = a, a.max_probe, a.disable_fallback
   self.read_only_suffix = a.read_only_suffix
@@ -149,9 +158,7 @@ function HashZchManagedCollisionModule:describe_map(list, features)
   features = features or self._features or {}
   list.kind, list.evict, list.max_probe, list.n_features = "hash", self.policy, self.max_probe, #features
   local c = self.eviction_config
-  if c and (c.per_feature_ttl or c.single_ttl) then
-    list.ttl = self.eviction_policy_name ~= "PER_FEATURE_TTL_EVICTION" and { c.single_ttl } or c.per_feature_ttl
-  end
+  if c then list.ttl = c.per_feature_ttl or c.single_ttl and { c.single_ttl } or nil end
   if not (list.ttl and #list.ttl > 1) and not self:has_read_only(features) then list.n_features = 0 end
   if self:has_read_only(features) then list.read_only = util.map(features, function(name) return is_read_only(self, name) end) end
 end
