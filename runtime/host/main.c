@@ -12,6 +12,7 @@
 #include <lua.h>
 #include <lualib.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -170,6 +171,7 @@ static int add_traceback(lua_State *L)
 int main(int argc, char **argv)
 {
     lua_State *L = luaL_newstate();
+    signal(SIGXFSZ, SIG_IGN); /* a file that would be longer than `ulimit -f` allows is an error with words, not the process's end */
     if (!L) {
         fputs("perilune: no memory for a Lua state\n", stderr);
         return 70;

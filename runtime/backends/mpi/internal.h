@@ -229,6 +229,10 @@ void peri__mpi_give_scratch(mpi_request *r);
 
 /* -- near_heap.c ------------------------------------------------------------------------------------------------------------------- */
 
+/** A file of @bytes in memory, @name for who looks at this process; -1 and errno. */
+int peri__mpi_memory_file(const char *name, int64_t bytes);
+/** Open file @fd of a process of this machine; -1 and errno. */
+int peri__mpi_open_of(const peer *p, int fd);
 /** Make this rank's heap, unless it is there. Where that fails, or is forbidden, it has none. */
 void peri__mpi_heap_open(void);
 /** Where it is; without bytes if it is not. */

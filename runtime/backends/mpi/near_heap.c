@@ -13,6 +13,7 @@
  */
 #include "internal.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -90,15 +91,47 @@ static char *map_heap(int fd, int64_t bytes)
     return base;
 }
 
-void peri__mpi_heap_open(void)
+int peri__mpi_memory_file(const char *name, int64_t bytes)
 {
     struct rlimit files;
+    if (getrlimit(RLIMIT_FSIZE, &files) == 0 && files.rlim_cur != RLIM_INFINITY && (int64_t)files.rlim_cur < bytes) {
+        errno = EFBIG; /* making it longer would be a signal */
+        return -1;
+    }
+    int fd = memfd_create(name, MFD_CLOEXEC);
+    if (fd < 0 || ftruncate(fd, bytes) == 0) return fd;
+    int why = errno;
+    close(fd);
+    errno = why;
+    return -1;
+}
+
+int peri__mpi_open_of(const peer *p, int fd)
+{
+    char name[64];
+    snprintf(name, sizeof name, "/proc/%lld/fd/%d", (long long)p->pid, fd);
+    return open(name, O_RDWR | O_CLOEXEC);
+}
+
+/** Whether a page that was promised is there when it is needed. Where the kernel counts what processes may use (vm.overcommit_memory = 2),
+ *  a file's page is counted when it is first touched, and one that is too many is a bus error. */
+static bool pages_come(void)
+{
+    char mode = '0';
+    int fd = open("/proc/sys/vm/overcommit_memory", O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return true;
+    if (read(fd, &mode, 1) != 1) mode = '0';
+    close(fd);
+    return mode != '2';
+}
+
+void peri__mpi_heap_open(void)
+{
     int64_t bytes = memory_bytes() & ~(int64_t)(HUGE_PAGE - 1);
-    if (heap.fd >= 0) return;
-    if (getrlimit(RLIMIT_FSIZE, &files) == 0 && files.rlim_cur != RLIM_INFINITY && (int64_t)files.rlim_cur < bytes) return;
-    int fd = memfd_create("perilune", MFD_CLOEXEC);
+    if (heap.fd >= 0 || !pages_come()) return;
+    int fd = peri__mpi_memory_file("perilune", bytes);
     if (fd < 0) return;
-    char *base = ftruncate(fd, bytes) == 0 ? map_heap(fd, bytes) : NULL;
+    char *base = map_heap(fd, bytes);
     if (!base) {
         close(fd);
         return;
@@ -180,9 +213,7 @@ void peri__mpi_heap_return(void *data)
 /** Map the heap of a process of this machine. NULL: this rank may not. */
 static char *map_of(const peer *p)
 {
-    char name[64];
-    snprintf(name, sizeof name, "/proc/%lld/fd/%d", (long long)p->pid, p->heap.fd);
-    int fd = open(name, O_RDWR | O_CLOEXEC);
+    int fd = peri__mpi_open_of(p, p->heap.fd);
     if (fd < 0) return NULL;
     char *base = map_heap(fd, (int64_t)p->heap.bytes);
     close(fd);

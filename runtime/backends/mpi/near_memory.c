@@ -4,6 +4,7 @@
  */
 #include "internal.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
@@ -55,25 +56,37 @@ static bool near_reach(const int32_t *ranks, const int64_t *words, int32_t n)
     return true;
 }
 
-/** Map what the first rank of the group made. Collective over @comm, like all of near_join. */
-static void *near_map(MPI_Comm comm, int32_t rank, int32_t size, uint64_t tag)
+/** A file without a name in this process's memory, and why there is none (an errno). Its pages are there from the start: one that the
+ *  machine could not give later would be a bus error. */
+static int near_file(size_t bytes, int *why)
 {
-    char name[64] = "";
-    int fd = -1, ok, all = 0;
-    if (rank == 0) {
-        snprintf(name, sizeof name, "/perilune-%lld-%llx", (long long)getpid(), (unsigned long long)tag);
-        fd = shm_open(name, O_CREAT | O_EXCL | O_RDWR, 0600);
-        if (fd >= 0 && ftruncate(fd, (off_t)near_bytes(size)) != 0) close(fd), fd = -1;
-    }
-    if (MPI_Bcast(name, sizeof name, MPI_BYTE, 0, comm) != MPI_SUCCESS) return NULL;
-    if (rank != 0) fd = shm_open(name, O_RDWR, 0600);
-    void *block = fd < 0 ? MAP_FAILED : mmap(NULL, near_bytes(size), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (fd >= 0) close(fd);
+    int fd = peri__mpi_memory_file("peri-cells", (int64_t)bytes);
+    *why = fd < 0 ? errno : 0;
+    if (fd < 0) return -1;
+    *why = posix_fallocate(fd, 0, (off_t)bytes);
+    if (!*why) return fd;
+    close(fd);
+    return -1;
+}
+
+/** Map what the first rank of the group made, which the others open by its process. Collective over @comm, like all of near_join. */
+static void *near_map(MPI_Comm comm, int32_t rank, int32_t size, const peer *first)
+{
+    const size_t bytes = near_bytes(size);
+    int from[2] = {-1, 0}, ok, all = 0; /* the first rank's file, and why it has none */
+    if (rank == 0) from[0] = near_file(bytes, &from[1]);
+    if (MPI_Bcast(from, 2, MPI_INT, 0, comm) != MPI_SUCCESS) return NULL;
+    if (from[0] < 0 && rank == 0)
+        peri__mpi_host->log(PERI_LOG_WARN,
+                            "%d ranks of this machine share no memory: %zu bytes wanted: %s; what they send each other is copied twice",
+                            (int)size, bytes, strerror(from[1]));
+    int fd = rank == 0 || from[0] < 0 ? from[0] : peri__mpi_open_of(first, from[0]);
+    void *block = fd < 0 ? MAP_FAILED : mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     ok = block != MAP_FAILED;
     int code = MPI_Allreduce(&ok, &all, 1, MPI_INT, MPI_MIN, comm);
-    if (rank == 0) shm_unlink(name);
+    if (fd >= 0) close(fd);
     if (code == MPI_SUCCESS && all) return block;
-    if (ok) munmap(block, near_bytes(size));
+    if (ok) munmap(block, bytes);
     return NULL;
 }
 
@@ -92,7 +105,7 @@ void peri__mpi_near_join(mpi_group *g)
     ok = ok && !(off && strcmp(off, "0") == 0) && near_reach(g->ranks, words, g->size);
     if (MPI_Allreduce(&ok, &all, 1, MPI_INT, MPI_MIN, g->comm) != MPI_SUCCESS || !all) return;
     g->used = peri__mpi_host->alloc_zero(sizeof *g->used * (size_t)g->size);
-    if (g->used) g->shared = near_map(g->comm, g->rank, g->size, g->tag ^ (uint64_t)peri__mpi.epoch << 32);
+    if (g->used) g->shared = near_map(g->comm, g->rank, g->size, &peri__mpi.peers[g->ranks[0]]);
     peri__mpi.near = peri__mpi.near || g->shared;
 }
 
