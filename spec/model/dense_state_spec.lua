@@ -48,14 +48,17 @@ end
 
 local function numbers(dict)
   local copy = {}
-  for name, x in peri.util.ordered(dict) do copy[name] = peri.Tensor.is(x) and table.concat(x:to_list(), " ") or numbers(x) end
+  for name, x in peri.util.ordered(dict) do
+    copy[name] = peri.Tensor.is(x) and table.concat(x:to_list(), " ") or type(x) == "table" and numbers(x) or x
+  end
   return copy
 end
 
 local function assert_near(want, got, where)
   for name, x in peri.util.ordered(want) do
     if peri.Tensor.is(x) then golden.assert_near(x:to_list(), got[name]:to_list(), { abs = 1e-6, rel = 1e-4 }, where .. name)
-    else assert_near(x, got[name], where .. name .. ".") end
+    elseif type(x) == "table" then assert_near(x, got[name], where .. name .. ".")
+    else assert.equal(x, got[name], where .. name) end
   end
   assert.same(peri.util.keys(want), peri.util.keys(got))
 end

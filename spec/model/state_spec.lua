@@ -51,7 +51,9 @@ end
 
 local function numbers(dict)
   local copy = {}
-  for name, x in peri.util.ordered(dict) do copy[name] = peri.Tensor.is(x) and table.concat(x:to_list(), " ") or numbers(x) end
+  for name, x in peri.util.ordered(dict) do
+    copy[name] = peri.Tensor.is(x) and table.concat(x:to_list(), " ") or type(x) == "table" and numbers(x) or x
+  end
   return copy
 end
 

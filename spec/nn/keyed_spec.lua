@@ -49,26 +49,65 @@ describe("a keyed optimizer", function()
       local names = way == "warm" and { "__warmup", y, w } or { w, y }
       table.sort(names)
       assert.same(names, peri.util.keys(dict.state))
-      assert.is_nil(dict.param_groups)
+      assert.same(way == "combined" and { { "x.w" }, { "y.b" } } or way == "keyed" and { { "b", "w" } } or { { "w", "b" } },
+        peri.util.map(dict.param_groups, function(group) return group.params end))
     end)
   end
 
-  it("saves its groups when it is told to", function()
+  it("saves the numbers of its groups and restores them, unless it is told not to", function()
     local p = params ""
     local optimizer = optim.Adam { params = p, lr = 0.1, weight_decay = 0.5 }
-    optimizer:save_param_groups()
     optimizer:init_state()
     local dict = optimizer:state_dict()
-    assert.same({ { params = { "w", "b" }, lr = 0.1, weight_decay = 0.5, beta1 = 0.9, beta2 = 0.999, eps = 1e-8 } }, dict.param_groups)
+    assert.same({ { params = { "w", "b" }, lr = 0.1, weight_decay = 0.5, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, optimizer = "Adam",
+      amsgrad = false, maximize = false } }, dict.param_groups)
     local group = optimizer.param_groups[1]
     group.lr, group.beta1 = 0.3, 0.5
     assert.same({ 0.3, 0.5 }, { optimizer:lr(), optimizer:get "beta1" })
     optimizer:load_state_dict(dict)
     assert.same({ 0.1, 0.9 }, { group.lr, group.beta1 })
-    dict.param_groups[2] = { lr = 1 }
-    assert.error_matches(function() optimizer:load_state_dict(dict) end, "Adam:load_state_dict: 2 param_groups, wanted 1")
+    optimizer:save_param_groups(false)
+    assert.is_nil(optimizer:state_dict().param_groups)
+    group.lr = 0.7
+    optimizer:load_state_dict(dict)
+    assert.equal(0.7, group.lr)
     assert.error_matches(function() group.rate = 1 end, "it has no number 'rate'; those are: beta1, beta2, eps, lr, weight_decay")
     assert.error_matches(function() optimizer:add_param_group {} end, "Adam: parameters are given when it is made")
+  end)
+
+  it("finds the numbers of its groups by the names of parameters, whatever groups another optimizer has", function()
+    local p = params ""
+    local function one(name, lr) return { name = "", optimizer = optim.SGD { params = { p[name] }, lr = lr } } end
+    local both, whole = optim.CombinedOptimizer { one(2, 0.5), one(1, 0.25) }, optim.SGD { params = p, lr = 1 }
+    whole:load_state_dict(optim.SGD { params = { p[2], p[1] }, lr = 0.125 }:state_dict())
+    assert.equal(0.125, whole:lr())
+    both:load_state_dict(optim.CombinedOptimizer { one(1, 3), one(2, 2) }:state_dict())
+    assert.same({ 2, 3 }, peri.util.map(both.param_groups, function(group) return group.lr end))
+    assert.error_matches(function() whole:load_state_dict(both:state_dict()) end,
+      "param_groups: 'lr' is 3 for parameter 'w' and 2 for 'b', which share one number here")
+    both:load_state_dict(whole:state_dict())
+    assert.same({ 0.125, 0.125 }, peri.util.map(both.param_groups, function(group) return group.lr end))
+  end)
+
+  it("lists all that does not fit, before anything changes", function()
+    local optimizer = optim.Adam { params = params "", lr = 0.1 }
+    local before = optimizer:state_dict():clone()
+    local dict = optim.AdamW { params = params "", lr = 0.2 }:state_dict():clone()
+    dict.state.w.exp_avg:fill(7)
+    dict.state.b.exp_avg, dict.state.w.step = peri.zeros { 5 }, nil
+    dict.param_groups[1].beta1, dict.param_groups[1].eps, dict.param_groups[1].speed = 2, nil, 1
+    local ok, err = pcall(optimizer.load_state_dict, optimizer, dict)
+    assert.is_false(ok)
+    for _, text in ipairs { "'step' of parameter 'w' is missing", "state 'b.exp_avg' has 1 elements, given 5",
+      "param_groups: 'eps' of parameter 'w' is nil, wanted a number", "'beta1' of parameter 'w': .*beta1 is 2",
+      "'optimizer' of parameter 'w' is Adam here, given 'AdamW'", "parameter 'w' has no number 'speed'" } do
+      assert.matches(text, err.message)
+    end
+    assert.same(0, optimizer:state_dict().state.w.exp_avg:item(0))
+    assert.same(before.param_groups, optimizer:state_dict().param_groups)
+    local none = optimizer:state_dict()
+    none.param_groups = nil
+    assert.error_matches(function() optimizer:load_state_dict(none) end, "param_groups, with the learning rates, are missing")
   end)
 
   it("lets a schedule keep the proportions of its groups", function()
@@ -91,7 +130,7 @@ describe("a keyed optimizer", function()
     refused(function(s) s.w = nil end, "of parameter 'w' is missing")
     refused(function(s) s.z = {} end, "it has no parameter 'z'; those are: w, b")
     refused(function(s) s.b.sum = peri.zeros { 1 } end, "parameter 'b' has no state 'sum'")
-    refused(function(s) s.b.exp_avg = peri.zeros { 2 } end, "Adam: state 'b.exp_avg' has 1 elements, given 2")
+    refused(function(s) s.b.exp_avg = peri.zeros { 2 } end, "Adam:load_state_dict: state 'b.exp_avg' has 1 elements, given 2")
     refused(function(s) s.b.exp_avg = 3 end, "state 'b.exp_avg' is 3, wanted a tensor")
     assert.error_matches(function() optimizer:load_state_dict {} end, "dict.state is nil, wanted a table")
     assert.error_matches(function() optim.KeyedOptimizerWrapper({ w = params("")[1].tensor }, function() return 3 end) end,
@@ -127,7 +166,7 @@ describe("a keyed optimizer", function()
     own:zero_grad()
     assert.is_nil(p[1].tensor:grad())
     assert.error_matches(function() own:load_state_dict { state = { w = { sum = peri.zeros { 3 } }, b = { sum = peri.zeros { 1 } } } } end,
-      "Own: state 'w.sum' has shape %[2%], given %[3%]")
+      "Own:load_state_dict: state 'w.sum' has shape %[2%], given %[3%]")
     assert.error_matches(function() optim.KeyedOptimizer({ params = {} }):step() end, "KeyedOptimizer: no step method")
     assert.error_matches(function() optim.KeyedOptimizer { params = {}, state = { z = {} } } end, "state of 'z', which is no parameter")
     assert.error_matches(function() optim.KeyedOptimizer { params = { w = 3 } } end, "params%['w'%] is 3, wanted a tensor")

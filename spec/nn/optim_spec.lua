@@ -158,10 +158,10 @@ describe("golden schedules", function()
       local halfway
       for k, want in ipairs(schedule.lr) do
         close(want, inner:lr(), warmup.tolerance_relative, ("step %d: %.17g, wanted %.17g"):format(k - 1, inner:lr(), want))
-        if k == 11 then halfway = optimizer:state() end
+        if k == 11 then halfway = optimizer:state_dict():clone() end
         optimizer:step()
       end
-      optimizer:load_state(halfway)
+      optimizer:load_state_dict(halfway)
       close(schedule.lr[11], inner:lr(), warmup.tolerance_relative, "restored")
     end)
   end
@@ -272,7 +272,7 @@ describe("optimizers", function()
       train(model, optimizer, 1, 3)
       local copy, resumed = new()
       copy:load_state_dict(model:state_dict())
-      resumed:load_state(optimizer:state())
+      resumed:load_state_dict(optimizer:state_dict())
       train(model, optimizer, 4, 6)
       train(copy, resumed, 4, 6)
       assert.same(model.weight:to_list(), copy.weight:to_list())
@@ -292,10 +292,10 @@ describe("optimizers", function()
     assert.equal(16, both:state()["y.w.sum"]:item())
     both:set_lr(0.5)
     assert.equal(0.5, both:lr())
-    both:load_state(both:state())
-    local more = both:state()
-    more.z = a
-    assert.error_matches(function() both:load_state(more) end, "no state 'z'")
+    both:load_state_dict(both:state_dict())
+    local more = both:state_dict()
+    more.state["x.w"].z = a
+    assert.error_matches(function() both:load_state_dict(more) end, "parameter 'x.w' has no state 'z'")
     assert.error_matches(function() optim.CombinedOptimizer { optim.SGD { params = { a } }, optim.SGD { params = { b } } } end, "named '0'")
     both:zero_grad()
     assert.is_nil(a:grad())
@@ -346,7 +346,8 @@ describe("optimizers", function()
     fails("a parameter is i64", function() optim.SGD { params = { peri.ones({ 2 }, "i64") } } end)
     fails("no number 'rate'", function() optim.SGD({ params = { p } }):set("rate", 1) end)
     fails("made without momentum", function() optim.SGD({ params = { p } }):set("momentum", 0.9) end)
-    fails("state '0.sum' is missing", function() optim.Adagrad({ params = { p } }):load_state {} end)
+    fails("'sum' of parameter '0' is missing; 'step' of parameter '0' is missing; param_groups",
+      function() optim.Adagrad({ params = { p } }):load_state_dict { state = {} } end)
     fails("clipping is 'both', allowed: none, norm, value", function()
       optim.GradientClippingOptimizer { optimizer = optim.SGD { params = { p } }, clipping = "both" }
     end)

@@ -24,7 +24,9 @@ end
 
 local function numbers(state)
   local copy = {}
-  for name, x in peri.util.ordered(state) do copy[name] = peri.Tensor.is(x) and x:to_list() or numbers(x) end
+  for name, x in peri.util.ordered(state) do
+    copy[name] = peri.Tensor.is(x) and x:to_list() or type(x) == "table" and numbers(x) or x
+  end
   return copy
 end
 

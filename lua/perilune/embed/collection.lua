@@ -260,10 +260,11 @@ end
 function TableCollection:fused_optimizer()
   if not self.fused_params then return nil end
   local batch = self:materialise()
+  local _, _, optimizer = config.fused_params(self.class_name .. ": fused_params", self.fused_params)
   self._fused_optimizer = self._fused_optimizer or FusedOptimizer {
     parameter_name = function(name) return ("%s.%s.weight"):format(self.parameter_prefix, name) end,
-    groups = { { tables = util.map(self.tables, function(t) return t.name end), rate = function() return batch:learning_rate() end,
-      set_rate = function(rate) batch:set_learning_rate(rate) end } },
+    groups = { { tables = util.map(self.tables, function(t) return t.name end), optimizer = optimizer,
+      rate = function() return batch:learning_rate() end, set_rate = function(rate) batch:set_learning_rate(rate) end } },
     states = function(name)
       local i, list = self:table_index(name), {}
       for _, which in ipairs(batch:state_names()) do

@@ -16,10 +16,10 @@ local M = {}
 local FusedOptimizer = util.class("FusedOptimizer", keyed.KeyedOptimizer)
 M.FusedOptimizer = FusedOptimizer
 
---- FusedOptimizer { parameter_name = function(table name) -> "embedding_bags.t.weight", groups = list of { tables = names, rate =
---- function(), set_rate = function(lr) }, states = function(table name) -> list of { name =, tensor = }, iteration = function(table name)
---- -> what holds the number of updates (a tensor or ShardedTensor), set_iteration = function(n), group = the ranks that share the tables }.
---- Tables of one group of parameters share a rate.
+--- FusedOptimizer { parameter_name = function(table name) -> "embedding_bags.t.weight", groups = list of { tables = names, optimizer =
+--- its name, rate = function(), set_rate = function(lr) }, states = function(table name) -> list of { name =, tensor = }, iteration =
+--- function(table name) -> what holds the number of updates (a tensor or ShardedTensor), set_iteration = function(n), group = the ranks
+--- that share the tables }. Tables of one group of parameters share a rate.
 function FusedOptimizer:init(args)
   local a = util.named("FusedOptimizer", args, { parameter_name = util.required, groups = util.required.list, states = util.required,
     iteration = util.required, set_iteration = util.required, group = util.optional })
@@ -27,7 +27,8 @@ function FusedOptimizer:init(args)
   for i, group in ipairs(a.groups) do
     local names = util.map(group.tables, function(name) return a.parameter_name(name) end)
     for k, name in ipairs(names) do self.names[#self.names + 1], self.tables[#self.tables + 1] = name, group.tables[k] end
-    self.param_groups[i] = keyed.group(names, { "lr" }, function() return group.rate() end, function(_, lr) group.set_rate(lr) end)
+    self.param_groups[i] = keyed.group(names, { "lr" }, function() return group.rate() end, function(_, lr) group.set_rate(lr) end,
+      { optimizer = group.optimizer })
   end
 end
 
@@ -53,15 +54,15 @@ function FusedOptimizer:named_state()
   return list
 end
 
---- The number of updates that `map` says, which must be one for all tables; nil: no piece of them is on this rank.
+--- The number of updates that `map` says, which must be one for all tables; nil: no piece of them is on this rank. And what is wrong.
 local function steps_of(self, map)
   local steps, first
   for i, parameter in ipairs(self.names) do
     local source = map[parameter .. ".step"]
     local n = (Tensor.is(source) or ShardedTensor.is(source)) and number_of(source)
     if n and steps and n ~= steps then
-      P.fail(("FusedOptimizer: table '%s' was updated %d times and table '%s' %d times; those of one module are updated together"):format(
-        self.tables[i], n, first, steps))
+      return steps, ("table '%s' was updated %d times and table '%s' %d times; those of one module are updated together"):format(
+        self.tables[i], n, first, steps)
     end
     if n then steps, first = n, self.tables[i] end
   end
@@ -69,9 +70,10 @@ local function steps_of(self, map)
 end
 
 function FusedOptimizer:state_groups() return { self._a.group } end
-function FusedOptimizer:check_state(map)
-  steps_of(self, map)
-  keyed.KeyedOptimizer.check_state(self, map)
+function FusedOptimizer:check_state(map, prefix)
+  local wrong, _, why = keyed.KeyedOptimizer.check_state(self, map, prefix), steps_of(self, map)
+  wrong[#wrong + 1] = why
+  return wrong
 end
 function FusedOptimizer:assign_state(map)
   keyed.KeyedOptimizer.assign_state(self, map)

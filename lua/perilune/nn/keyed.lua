@@ -1,49 +1,20 @@
 -- keyed.lua: KeyedOptimizer: an optimizer whose state has the names of parameters, so that it can be saved, and loaded into another run
 -- (TorchRec's optim.keyed). All optimizers of nn.optim are keyed, those of fused tables too (embed/fused.lua).
 --
---   optimizer:state_dict()             -- { state = { ["over.weight"] = { exp_avg = tensor, ... }, ... } }; tensors are live
+--   optimizer:state_dict()             -- { state = { ["over.weight"] = { exp_avg = tensor, ... }, ... }, param_groups = { { params =
+--                                      -- names, lr = 0.1, ... } } }; tensors are live, see tensor/state_dict.lua
 --   optimizer:load_state_dict(dict)
 --   optimizer.param_groups[1].lr = 0.1 -- holds at once
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local errors = require "perilune.errors"
 local sharded = require "perilune.tensor.sharded"
+local live = require("perilune.tensor.state_dict").live
+local groups = require "perilune.nn.groups"
 local signature = require "perilune.signature"
 local all_or_none = require("perilune.nn.ranks").all_or_none
 
-local M = {}
-
--- -- groups of parameters ------------------------------------------------------------------------------------------------------------
-
---- Numbers that some parameters share, as fields ("lr", ...); `params`: the names of the parameters. Reading asks the optimizer, and an
---- assignment holds at once.
-local ParamGroup = {}
-M.ParamGroup = ParamGroup
-function ParamGroup.__index(group, name)
-  local own = rawget(group, "_group")
-  if name == "params" then return own.params end
-  return own.get(name)
-end
-function ParamGroup.__newindex(group, name, value)
-  local own = rawget(group, "_group")
-  if not util.index_of(own.numbers)[name] then
-    P.fail(("param_groups: it has no number '%s'; those are: %s"):format(tostring(name), table.concat(own.numbers, ", ")))
-  end
-  own.set(name, signature.value("param_groups", name, value, "number"))
-end
-
---- A group: the names of its parameters, the names of its numbers, and functions that read and set one.
-function M.group(params, numbers, get, set)
-  return setmetatable({ _group = { params = params, numbers = numbers, get = get, set = set } }, ParamGroup)
-end
-
---- What of a group is saved.
-local function saved(group)
-  local own = rawget(group, "_group")
-  local copy = { params = util.copy(own.params) }
-  for _, name in ipairs(own.numbers) do copy[name] = own.get(name) end
-  return copy
-end
+local M = { group = groups.group, ParamGroup = groups.ParamGroup }
 
 -- -- the optimizer -------------------------------------------------------------------------------------------------------------------
 
@@ -100,30 +71,19 @@ end
 --- The groups of ranks that have this optimizer together, each with its part of the state: a list.
 function KeyedOptimizer:state_groups() return {} end -- luacheck: ignore 212
 
---- Restore what state() returned, or the same made whole. Every name must be there, and no other. If something is wrong nothing is
---- changed; collective over state_groups: nothing on any rank then.
-function KeyedOptimizer:load_state(map)
-  local func = self.class_name .. ":load_state"
-  local ok, err = pcall(function() self:check_state(signature.value(func, "map", map, "table")) end)
-  all_or_none(self:state_groups(), func, not ok and err or nil)
-  self:assign_state(map)
+--- What of `map`, from the names of named_state to what is given for them, does not fit: a list of texts, in which `prefix` (or nil)
+--- comes before the names. Subclasses that keep state of their own have this and assign_state.
+function KeyedOptimizer:check_state(map, prefix)
+  local wrong = {}
+  for _, s in ipairs(self:named_state()) do
+    local why = map[s.name] ~= nil and sharded.refusal(s.tensor, map[s.name])
+    if why then wrong[#wrong + 1] = ("state '%s%s' %s"):format(prefix or "", s.name, why) end
+  end
+  return wrong
 end
 
---- Raise if `map` is not the optimizer's state. Subclasses that keep state of their own have this and assign_state.
-function KeyedOptimizer:check_state(map)
-  local known, state = {}, self:named_state()
-  for _, s in ipairs(state) do
-    known[s.name] = true
-    if map[s.name] == nil then P.fail(("%s: state '%s' is missing"):format(self.class_name, s.name)) end
-    local why = sharded.refusal(s.tensor, map[s.name])
-    if why then P.fail(("%s: state '%s' %s"):format(self.class_name, s.name, why)) end
-  end
-  for name in util.ordered(map) do
-    if not known[name] then P.fail(("%s: it has no state '%s'"):format(self.class_name, tostring(name))) end
-  end
-end
-
---- Take over a map that check_state has nothing against. Entries of named_state may have `load`, a function(source) in place of a copy.
+--- Take over a whole map that check_state has nothing against. Entries of named_state may have `load`, a function(source), in place of
+--- a copy.
 function KeyedOptimizer:assign_state(map)
   for _, s in ipairs(self:named_state()) do
     if s.load then s.load(map[s.name]) else sharded.assign(s.tensor, map[s.name]) end
@@ -149,8 +109,13 @@ local function place_of(s)
   return parameter or s.name, key or s.name
 end
 
---- { state = { [name of parameter] = { [key] = live tensor or ShardedTensor } }, param_groups = (after save_param_groups(true)) a list of
---- { params = names, lr =, ... } }. Local.
+--- Its groups, with the parameters' names as this optimizer has them: a list of { params = names, group = a ParamGroup }.
+function KeyedOptimizer:named_groups()
+  return util.map(self.param_groups, function(group) return { params = group.params, group = group } end)
+end
+
+--- { state = { [name of parameter] = { [key] = live tensor or ShardedTensor } }, param_groups = (unless save_param_groups(false)) a list of
+--- { params = names, lr =, ... }: the numbers as they are now }. Local.
 function KeyedOptimizer:state_dict()
   local dict = { state = {} }
   for _, name in ipairs(self.names) do dict.state[name] = {} end
@@ -159,76 +124,74 @@ function KeyedOptimizer:state_dict()
     dict.state[parameter] = dict.state[parameter] or {}
     dict.state[parameter][key] = s.tensor
   end
-  if self._save_param_groups then dict.param_groups = util.map(self.param_groups, saved) end
-  return dict
+  if self._save_param_groups then dict.param_groups = groups.saved(self:named_groups()) end
+  return live(dict)
 end
 
---- The numbers of param_groups that are to be loaded, checked.
-local function check_groups(self, func, groups)
-  if groups == nil then return end
-  if #signature.value(func, "dict.param_groups", groups, "list") ~= #self.param_groups then
-    P.fail(("%s: %d param_groups, wanted %d"):format(func, #groups, #self.param_groups))
-  end
-  for i, group in ipairs(groups) do
-    local known = util.index_of(rawget(self.param_groups[i], "_group").numbers)
-    for name, value in util.ordered(signature.value(func, ("dict.param_groups[%d]"):format(i), group, "table")) do
-      if name ~= "params" and not known[name] then
-        P.fail(("%s: param_groups[%d] has no number '%s'"):format(func, i, tostring(name)))
-      end
-      if name ~= "params" then signature.value(func, ("param_groups[%d].%s"):format(i, name), value, "number") end
-    end
-  end
-end
-
---- The entries of a state_dict as one map from name to tensor. Raises where it is not of this optimizer.
-local function check_dict(self, func, dict)
+--- The entries of the states that `state` has as one map from name to tensor; `wrong` gets a text for everything that does not fit.
+local function check_entries(self, state, wrong)
   local flat, known = {}, {}
-  signature.value(func, "dict", dict, "table")
-  signature.value(func, "dict.state", dict.state, "table")
   for _, s in ipairs(self:named_state()) do
     local parameter, key = place_of(s)
-    local own = dict.state[parameter]
+    local own = state[parameter]
     if type(own) ~= "table" or own[key] == nil then
-      P.fail(("%s: '%s' of parameter '%s' is missing"):format(func, key, parameter))
+      wrong[#wrong + 1] = ("'%s' of parameter '%s' is missing"):format(key, parameter)
+    else
+      flat[s.name] = own[key]
     end
-    flat[s.name] = own[key]
     known[parameter] = known[parameter] or {}
     known[parameter][key] = true
   end
   local names = util.index_of(self.names)
-  for parameter, own in util.ordered(dict.state) do
+  for parameter, own in util.ordered(state) do
     if not (names[parameter] or known[parameter]) then
-      P.fail(("%s: it has no parameter '%s'; those are: %s"):format(func, tostring(parameter), table.concat(self.names, ", ")))
-    end
-    for key in util.ordered(signature.value(func, ("dict.state['%s']"):format(parameter), own, "table")) do
-      if not (known[parameter] and known[parameter][key]) then
-        P.fail(("%s: parameter '%s' has no state '%s'"):format(func, parameter, tostring(key)))
+      wrong[#wrong + 1] = ("it has no parameter '%s'; those are: %s"):format(tostring(parameter), table.concat(self.names, ", "))
+    elseif type(own) ~= "table" then
+      wrong[#wrong + 1] = ("dict.state['%s'] is %s, wanted a table"):format(parameter, errors.kind(own))
+    else
+      for key in util.ordered(own) do
+        if not (known[parameter] and known[parameter][key]) then
+          wrong[#wrong + 1] = ("parameter '%s' has no state '%s'"):format(parameter, tostring(key))
+        end
       end
     end
   end
-  check_groups(self, func, dict.param_groups)
-  self:check_state(flat)
   return flat
 end
 
---- Restore a state_dict. All parameters and keys must be there, and no others; tensors are whole, or pieces of the same plan. With
---- param_groups in it, their numbers too. If something is wrong nothing is changed; collective over state_groups: on no rank then.
+--- What a state_dict has for the optimizer: one map from the names of states to tensors, and the numbers of its groups (false: they stay).
+--- Raises where it is not of this optimizer, with all that does not fit.
+local function check_dict(self, func, dict)
+  local wrong, found = {}, false
+  signature.value(func, "dict", dict, "table")
+  local flat = check_entries(self, signature.value(func, "dict.state", dict.state, "table"), wrong)
+  for _, text in ipairs(self:check_state(flat)) do wrong[#wrong + 1] = text end
+  local named = self._save_param_groups and self:named_groups() or {}
+  if #named > 0 and dict.param_groups == nil then
+    wrong[#wrong + 1] = "param_groups, with the learning rates, are missing; after save_param_groups(false) rates stay as they are"
+  elseif self._save_param_groups then
+    found = groups.check(named, dict.param_groups or {}, wrong)
+  end
+  if #wrong > 0 then P.fail(("%s: %s"):format(func, table.concat(wrong, "; "))) end
+  return flat, found
+end
+
+--- Restore a state_dict. All parameters and keys must be there, and no others; tensors are whole, or pieces of the same plan. The numbers
+--- of param_groups are found by the parameters' names. What does not fit is one error that lists it all, and nothing is changed; collective
+--- over state_groups: on no rank then.
 function KeyedOptimizer:load_state_dict(dict)
   local func = self.class_name .. ":load_state_dict"
-  local ok, flat = pcall(check_dict, self, func, dict)
+  local ok, flat, found = pcall(check_dict, self, func, dict)
   all_or_none(self:state_groups(), func, not ok and flat or nil)
   self:assign_state(flat)
-  for i, group in ipairs(dict.param_groups or {}) do
-    for name, value in util.ordered(group) do
-      if name ~= "params" then self.param_groups[i][name] = value end
-    end
-  end
+  if found then groups.assign(self:named_groups(), found) end
   self:post_load_state_dict()
 end
 
 --- What a subclass does when a state_dict was loaded.
 function KeyedOptimizer:post_load_state_dict() end -- luacheck: ignore 212
---- Whether state_dict has param_groups.
+--- Whether state_dict has param_groups, and load_state_dict asks for them and sets them (at first: yes; in TorchRec: no).
+KeyedOptimizer._save_param_groups = true
 function KeyedOptimizer:save_param_groups(on) self._save_param_groups = on ~= false end
 --- States are there from the start, so there is nothing to do (TorchRec: a step of gradients of zero, which makes them).
 function KeyedOptimizer:init_state() end -- luacheck: ignore 212
@@ -250,12 +213,12 @@ function KeyedOptimizerWrapper:init(params, factory)
   end
   self.optimizer, self.params, self.names, self.param_groups = made, made.params, made.names, made.param_groups
 end
-for _, name in ipairs { "step", "zero_grad", "named_state", "check_state", "assign_state", "state_groups", "lr", "set_lr", "set_momentum",
-  "get", "set" } do
+for _, name in ipairs { "step", "zero_grad", "named_state", "check_state", "assign_state", "state_groups", "named_groups", "lr", "set_lr",
+  "set_momentum", "get", "set" } do
   KeyedOptimizerWrapper[name] = function(self, a, b) return self.optimizer[name](self.optimizer, a, b) end
 end
 
-signature.check("KeyedOptimizer:", KeyedOptimizer, { load_state_dict = "self: table, dict: any", load_state = "self: table, map: any",
+signature.check("KeyedOptimizer:", KeyedOptimizer, { load_state_dict = "self: table, dict: any",
   save_param_groups = "self: table, on: boolean?" })
 signature.check("KeyedOptimizerWrapper:", KeyedOptimizerWrapper, { init = "self: table, params: table, factory: callable" })
 

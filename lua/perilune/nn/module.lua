@@ -19,6 +19,7 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local sharded = require "perilune.tensor.sharded"
+local live = require("perilune.tensor.state_dict").live
 local signature = require "perilune.signature"
 local all_or_none = require("perilune.nn.ranks").all_or_none
 
@@ -274,12 +275,13 @@ local function whole_state(module, prefix)
   return list
 end
 
---- Everything that must be saved: a map from names to live tensors (copying into one changes the module) and, for tables over ranks,
---- ShardedTensors. The names are those of the unsharded module. Local.
+--- Everything that must be saved: a map from names to live tensors (copying into one changes the module, and the next step changes them)
+--- and, for tables over ranks, ShardedTensors; its methods clone() and gather() make copies (tensor/state_dict.lua). The names are those of
+--- the unsharded module. Local.
 function Module:state_dict(prefix)
   local map = {}
   for _, s in ipairs(whole_state(self, prefix)) do map[s.name] = s.tensor end
-  return map
+  return live(map)
 end
 
 local function quoted(names) return util.map(names, function(name) return "'" .. tostring(name) .. "'" end) end
@@ -291,8 +293,9 @@ local function check_state(func, state, map, strict)
   if strict ~= nil then signature.value(func, "strict", strict, "boolean") end
   for _, s in ipairs(state) do
     known[s.name] = true
-    local why = map[s.name] ~= nil and sharded.refusal(s.tensor, map[s.name])
-    if map[s.name] == nil then missing[#missing + 1] = s.name
+    local given = rawget(map, s.name) -- a state_dict has methods, which are no entries
+    local why = given ~= nil and sharded.refusal(s.tensor, given)
+    if given == nil then missing[#missing + 1] = s.name
     elseif why then wrong[#wrong + 1] = ("'%s' %s"):format(s.name, why) end
   end
   for _, name in ipairs(util.keys(map) or P.fail(func .. ": map has keys that are no names")) do
@@ -333,7 +336,7 @@ function Module:load_state_dict(map, strict, groups)
   local ok, keys = pcall(try_all, self, func, state, map, strict)
   all_or_none(all, func, not ok and keys or nil)
   for _, s in ipairs(state) do
-    if map[s.name] ~= nil then sharded.assign(s.tensor, map[s.name]) end
+    if rawget(map, s.name) ~= nil then sharded.assign(s.tensor, map[s.name]) end
   end
   for _, module in ipairs(self:modules()) do rawset(module, "_loads", module._loads + 1) end
   return keys

@@ -88,8 +88,10 @@ function Optimizer:_make(algorithm, a)
   self._ref = P.lasting(wrap, out[0])
   leaves.keep_rows(self, self.params)
   self._momentum = (algorithm == C.PERI_OPTIM_ADAM or algorithm == C.PERI_OPTIM_ADAMW) and "beta1" or "momentum"
+  local fixed = { optimizer = self.class_name }
+  for _, name in ipairs(self.switches) do fixed[name] = c[name] end
   self.param_groups = { keyed.group(self.names, self.numbers, function(name) return self:get(name) end,
-    function(name, value) self:set(name, value) end) }
+    function(name, value) self:set(name, value) end, fixed) }
 end
 
 --- Update every parameter that has a gradient.
@@ -173,17 +175,13 @@ local function refusal(s, source)
   return of_ranks.refusal(s.tensor, source)
 end
 
-function Optimizer:check_state(map)
-  local known = {}
+function Optimizer:check_state(map, prefix)
+  local wrong = {}
   for _, s in ipairs(self:named_state()) do
-    known[s.name] = true
-    if map[s.name] == nil then P.fail(("%s: state '%s' is missing"):format(self.class_name, s.name)) end
-    local why = refusal(s, map[s.name])
-    if why then P.fail(("%s: state '%s' %s"):format(self.class_name, s.name, why)) end
+    local why = map[s.name] ~= nil and refusal(s, map[s.name])
+    if why then wrong[#wrong + 1] = ("state '%s%s' %s"):format(prefix or "", s.name, why) end
   end
-  for name in util.ordered(map) do
-    if not known[name] then P.fail(("%s: it has no state '%s'"):format(self.class_name, tostring(name))) end
-  end
+  return wrong
 end
 
 function Optimizer:assign_state(map)
@@ -201,10 +199,11 @@ local function define(name, kind, options)
   local spec = { params = util.required }
   for option, default in util.ordered(options) do spec[option] = default end
   local class = util.class(name, Optimizer)
-  class.numbers, class.by_row = {}, kind == C.PERI_OPTIM_ROWWISE_ADAGRAD
+  class.numbers, class.switches, class.by_row = {}, {}, kind == C.PERI_OPTIM_ROWWISE_ADAGRAD
   for option, default in util.ordered(options) do
     if option == "betas" then class.numbers[#class.numbers + 1], class.numbers[#class.numbers + 2] = "beta1", "beta2"
-    elseif type(default) == "number" then class.numbers[#class.numbers + 1] = option end
+    elseif type(default) == "number" then class.numbers[#class.numbers + 1] = option
+    else class.switches[#class.switches + 1] = option end
   end
   function class:init(args) self:_make(kind, util.named(name, args, spec)) end
   M[name] = class
@@ -311,7 +310,8 @@ function OptimizerWrapper:lr() return self.optimizer:lr() end
 function OptimizerWrapper:set_lr(lr) self.optimizer:set_lr(lr) end
 function OptimizerWrapper:set_momentum(value) self.optimizer:set_momentum(value) end
 function OptimizerWrapper:named_state() return self.optimizer:named_state() end
-function OptimizerWrapper:check_state(map) self.optimizer:check_state(map) end
+function OptimizerWrapper:named_groups() return self.optimizer:named_groups() end
+function OptimizerWrapper:check_state(map, prefix) return self.optimizer:check_state(map, prefix) end
 function OptimizerWrapper:assign_state(map) self.optimizer:assign_state(map) end
 function OptimizerWrapper:state_groups() return self.optimizer:state_groups() end
 
@@ -383,13 +383,20 @@ function CombinedOptimizer:named_state()
   end
   return list
 end
---- The part of `map` that is an optimizer's of the list, under its own names; noted in `used`.
-local function part_of(o, map, used)
-  local part = {}
-  for _, s in ipairs(o.optimizer:named_state()) do
-    local full = o.name == "" and s.name or o.name .. "." .. s.name
-    part[s.name], used[full] = map[full], true
+function CombinedOptimizer:named_groups()
+  local list = {}
+  for _, o in ipairs(self.optimizers) do
+    for _, entry in ipairs(o.optimizer:named_groups()) do
+      local names = util.map(entry.params, function(name) return o.name == "" and name or o.name .. "." .. name end)
+      list[#list + 1] = { params = names, group = entry.group }
+    end
   end
+  return list
+end
+--- The part of `map` that is an optimizer's of the list, under its own names.
+local function part_of(o, map)
+  local part = {}
+  for _, s in ipairs(o.optimizer:named_state()) do part[s.name] = map[o.name == "" and s.name or o.name .. "." .. s.name] end
   return part
 end
 function CombinedOptimizer:state_groups()
@@ -400,14 +407,15 @@ function CombinedOptimizer:state_groups()
   return list
 end
 function CombinedOptimizer:assign_state(map)
-  for _, o in ipairs(self.optimizers) do o.optimizer:assign_state(part_of(o, map, {})) end
+  for _, o in ipairs(self.optimizers) do o.optimizer:assign_state(part_of(o, map)) end
 end
-function CombinedOptimizer:check_state(map)
-  local used = {}
-  for _, o in ipairs(self.optimizers) do o.optimizer:check_state(part_of(o, map, used)) end
-  for name in util.ordered(map) do
-    if not used[name] then P.fail(("CombinedOptimizer: it has no state '%s'"):format(tostring(name))) end
+function CombinedOptimizer:check_state(map, prefix)
+  local wrong = {}
+  for _, o in ipairs(self.optimizers) do
+    local before = (prefix or "") .. (o.name == "" and "" or o.name .. ".")
+    for _, text in ipairs(o.optimizer:check_state(part_of(o, map), before)) do wrong[#wrong + 1] = text end
   end
+  return wrong
 end
 
 signature.kind("optimizer", "an optimizer", function(x) return type(x) == "table" and (Optimizer.is(x) or type(x.step) == "function") end)

@@ -3,10 +3,14 @@
 --   local scheduler = nn.optim.StepLR { optimizer = optimizer, step_size = 30, gamma = 0.1 }
 --   ... optimizer:step(); scheduler:step()
 --
--- A scheduler is a function of the number of its steps, so it is resumed by scheduler:seek(n).
+-- A scheduler is a function of the number of its steps, and of the rates that the optimizer had when it was made. state_dict() has both,
+-- and the rates as they are now; seek(n) goes to another step.
+local errors = require "perilune.errors"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
+local live = require("perilune.tensor.state_dict").live
+local groups = require "perilune.nn.groups"
 local optim = require "perilune.nn.optim"
 local signature = require "perilune.signature"
 
@@ -36,6 +40,92 @@ function LRScheduler:seek(n)
   if momentum then self.optimizer:set_momentum(momentum) end
 end
 function LRScheduler:get_last_lr() return self.optimizer:lr() end
+
+-- -- state ---------------------------------------------------------------------------------------------------------------------------
+
+--- The name of the number that schedules with cycle_momentum change in a group; nil: this one does not.
+local function momentum_of(scheduler, group)
+  local numbers = scheduler.options.cycle_momentum and util.index_of(groups.numbers_of(group)) or {}
+  return numbers.beta1 and "beta1" or numbers.momentum and "momentum" or nil
+end
+
+--- The options that can be saved: functions cannot.
+local function options_of(scheduler)
+  local options = {}
+  for name, value in util.ordered(scheduler.options) do
+    if name ~= "optimizer" and type(value) ~= "function" then options[name] = type(value) == "table" and util.copy(value) or value end
+  end
+  return options
+end
+
+--- Everything that must be saved: { scheduler = its class, last_epoch = steps, options =, groups = { { params = names of parameters,
+--- base_lr =, lr = the rate now, momentum = }, ... } }; an optimizer without groups has { base_lr =, lr = } in their place. Local.
+function LRScheduler:state_dict()
+  local dict = { scheduler = self.class_name, last_epoch = self.last_epoch, options = options_of(self) }
+  if not self._groups then
+    dict.groups = { base_lr = self.base_lr, lr = self.optimizer:lr() }
+    return live(dict)
+  end
+  dict.groups = util.map(self.optimizer:named_groups(), function(entry, i)
+    local momentum = momentum_of(self, entry.group)
+    return { params = util.copy(entry.params), base_lr = self._base_lrs[i], lr = entry.group.lr,
+      momentum = momentum and entry.group[momentum] or nil }
+  end)
+  return live(dict)
+end
+
+local function text_of(value)
+  if type(value) ~= "table" then return errors.kind(value) end
+  return "{ " .. table.concat(util.map(value, tostring), ", ") .. " }"
+end
+
+--- What does not fit of a state_dict: a list of texts; and what it has for the groups.
+local function check_dict(self, func, dict)
+  local wrong, found = {}, nil
+  signature.value(func, "dict", dict, "table")
+  if dict.scheduler ~= self.class_name then
+    return { ("it is the state of %s"):format(dict.scheduler == nil and "no scheduler" or text_of(dict.scheduler)) }
+  end
+  local last = dict.last_epoch
+  if type(last) ~= "number" or last < 0 or last ~= floor(last) then
+    wrong[1] = ("last_epoch is %s, wanted a number of steps"):format(text_of(last))
+  end
+  local own, given, all = options_of(self), type(dict.options) == "table" and dict.options or {}, {}
+  for name in util.ordered(own) do all[name] = true end
+  for name in util.ordered(given) do all[name] = true end
+  for name in util.ordered(all) do
+    if own[name] ~= given[name] and not (type(own[name]) == "table" and text_of(own[name]) == text_of(given[name])) then
+      wrong[#wrong + 1] = ("option %s is %s here, given %s"):format(name, text_of(own[name]), text_of(given[name]))
+    end
+  end
+  if self._groups then
+    found = groups.find("groups", self.optimizer:named_groups(), dict.groups, function(group)
+      return momentum_of(self, group) and { "base_lr", "lr", "momentum" } or { "base_lr", "lr" }
+    end, wrong)
+  elseif type(dict.groups) ~= "table" or type(dict.groups.base_lr) ~= "number" or type(dict.groups.lr) ~= "number" then
+    wrong[#wrong + 1] = "groups have no base_lr and lr"
+  end
+  return wrong, found
+end
+
+--- Continue as the scheduler whose state_dict this is; the optimizer gets the rates that it had then. The class and its options must be
+--- the same, and the optimizer's parameters, by name; what does not fit is one error that lists it all, and nothing is changed. Local.
+function LRScheduler:load_state_dict(dict)
+  local func = self.class_name .. ":load_state_dict"
+  local wrong, found = check_dict(self, func, dict)
+  if #wrong > 0 then P.fail(("%s: %s"):format(func, table.concat(wrong, "; "))) end
+  self.last_epoch = dict.last_epoch
+  if not found then
+    self.base_lr = dict.groups.base_lr
+    self.optimizer:set_lr(dict.groups.lr)
+    return
+  end
+  for i, entry in ipairs(self.optimizer:named_groups()) do
+    local numbers, momentum = found[i].numbers, momentum_of(self, entry.group)
+    self._base_lrs[i], entry.group.lr = numbers.base_lr, numbers.lr
+    if momentum then entry.group[momentum] = numbers.momentum end
+  end
+end
 
 --- What options of these names may be, in whatever scheduler.
 local least = { step_size = 1, total_iters = 1, total_steps = 1, T_max = 1, T_0 = 1, T_mult = 1, step_size_up = 1, step_size_down = 1 }
@@ -223,24 +313,19 @@ function WarmupOptimizer:named_state()
     key = "warmup" }
   return list
 end
---- What of `map` is the optimizer's within.
-local function inner_of(map)
-  local rest = {}
-  for name, tensor in util.ordered(map) do
-    if name ~= "__warmup" then rest[name] = tensor end
+function WarmupOptimizer:check_state(map, prefix)
+  local wrong, own = self.optimizer:check_state(map, prefix), map.__warmup
+  if own == nil then return wrong end
+  local list = Tensor.is(own) and own:numel() == 2 and own:to_list()
+  if not list then
+    wrong[#wrong + 1] = ("state '__warmup' is %s, wanted two numbers: steps, stage"):format(errors.kind(own))
+  elseif not (list[1] >= 0 and self.stages[list[2] + 1] and list[1] <= self.stages[list[2] + 1].max_iters) then
+    wrong[#wrong + 1] = ("state '__warmup' is of step %d in stage %d; these are other stages"):format(list[1], list[2])
   end
-  return rest
-end
-function WarmupOptimizer:check_state(map)
-  local own = map.__warmup
-  if own == nil then P.fail "WarmupOptimizer: state '__warmup' is missing" end
-  if signature.value("WarmupOptimizer", "state '__warmup'", own, "tensor"):numel() ~= 2 then
-    P.fail(("WarmupOptimizer: state '__warmup' has %d elements, wanted 2: steps, stage"):format(own:numel()))
-  end
-  self.optimizer:check_state(inner_of(map))
+  return wrong
 end
 function WarmupOptimizer:assign_state(map)
-  self.optimizer:assign_state(inner_of(map))
+  self.optimizer:assign_state(map)
   local list = map.__warmup:to_list()
   self.iter, self.stage = list[1], list[2] + 1
   self:_apply()

@@ -6,7 +6,9 @@
 -- but for the pieces, which are this rank's in the order of shards_metadata.
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
-local ShardedTensor = require("perilune.tensor.sharded").ShardedTensor
+local of_ranks = require "perilune.tensor.sharded"
+
+local ShardedTensor, shard_of = of_ranks.ShardedTensor, of_ranks.shard_of
 
 local M = {}
 
@@ -26,13 +28,6 @@ function M.groups_of(spread) return util.map(spread or {}, function(e) return e.
 local function by_row(m, size)
   return { shard_offsets = { m.shard_offsets[1], 0 }, shard_sizes = { m.shard_sizes[1], 1 }, placement = m.placement,
     columns = { m.shard_offsets[2], m.shard_sizes[2], size[2] } }
-end
-
---- The part of one piece: tensor [rows, columns].
-local function shard_of(metadata, tensor)
-  return { metadata = metadata, tensor = tensor,
-    read = function(row, result) return result:copy(tensor:slice(1, row, row + result:size(1))) end,
-    write = function(row, source) tensor:slice(1, row, row + source:size(1)):copy(source) end }
 end
 
 --- A state of the entry `e`. rows: it has one number for each row; state_of(parameter): that of a piece.

@@ -7,6 +7,7 @@ local fp_bag = require "perilune.shard.fp_bag"
 local sequence = require "perilune.shard.sequence"
 local sharder = require "perilune.shard.sharder"
 local sharded_tensor = require "perilune.tensor.sharded"
+local state_dict = require "perilune.tensor.state_dict"
 
 local faces = {
   ShardedModule = require "perilune.shard.module",
@@ -22,7 +23,7 @@ local faces = {
   EmbeddingCollectionSharder = sequence.EmbeddingCollectionSharder,
   set_ec_index_dedup = dedup.set_ec_index_dedup, get_ec_index_dedup = dedup.get_ec_index_dedup,
   ShardedTensor = sharded_tensor.ShardedTensor,
-  gather_state_dict = sharded_tensor.gather_state_dict,
+  gather_state_dict = state_dict.gather_state_dict, clone_state_dict = state_dict.clone_state_dict,
   registry = sharder.registry,
   files = require "perilune.shard.files",
 }

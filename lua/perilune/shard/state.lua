@@ -132,7 +132,7 @@ function M.fused_optimizer(module)
   local by_name, states, groups = {}, {}, {}
   for _, t in ipairs(module.tables) do by_name[t.name] = t end
   for i, o in ipairs(module.optimizers) do
-    groups[i] = { tables = o.tables, rate = function() return o.learning_rate end,
+    groups[i] = { tables = o.tables, optimizer = o.name, rate = function() return o.learning_rate end,
       set_rate = function(rate) module:set_learning_rate(rate, i) end }
     local of_type = {}
     for _, name in ipairs(o.tables) do

@@ -6,6 +6,7 @@
 --   weight:metadata().shards_metadata  -- list of { shard_offsets =, shard_sizes =, placement = "rank:1" }: those of all ranks
 --   weight:local_shards()[1].tensor    -- a live view of a piece (nil: its rows are in a file; read and write reach them)
 --   weight:gather()                    -- the whole on every rank; collective
+--   weight:clone()                     -- a copy of the pieces of this rank
 local errors = require "perilune.errors"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -58,6 +59,13 @@ local function text_of(list) return "[" .. table.concat(list, ", ") .. "]" end
 local function same(a, b) return text_of(a) == text_of(b) end
 function ShardedTensor:__tostring()
   return ("ShardedTensor %s %s in %d pieces, %d here"):format(self._dtype, text_of(self._size), #self._shards_metadata, #self._local_shards)
+end
+
+--- A shard of this rank that is a tensor: what local_shards has for it.
+function M.shard_of(metadata, tensor)
+  return { metadata = metadata, tensor = tensor,
+    read = function(row, result) return result:copy(tensor:slice(1, row, row + result:size(1))) end,
+    write = function(row, source) tensor:slice(1, row, row + source:size(1)):copy(source) end }
 end
 
 -- -- copying into it ---------------------------------------------------------------------------------------------------------------
@@ -184,19 +192,20 @@ function ShardedTensor:gather()
   return whole
 end
 
---- A copy of a state_dict (of a module or an optimizer), all of whose ShardedTensors are whole. Collective: every rank has the same names.
-function M.gather_state_dict(dict)
-  local whole = {}
-  for name, value in util.ordered(dict) do
-    if is_sharded(value) then whole[name] = value:gather()
-    elseif type(value) == "table" and getmetatable(value) == nil then whole[name] = M.gather_state_dict(value)
-    else whole[name] = value end
+--- A copy: the same pieces, this rank's in memory of their own. Local.
+function ShardedTensor:clone()
+  local own = {}
+  for i, s in ipairs(self._local_shards) do
+    local copy = Tensor.empty(s.metadata.shard_sizes, self._dtype, self._device)
+    by_rows(s.metadata, function(row, n) copy:slice(1, row, row + n):copy(rows_of(self, s, row, n)) end)
+    own[i] = M.shard_of(s.metadata, copy)
   end
-  return whole
+  return ShardedTensor { size = self._size, dtype = self._dtype, shards_metadata = self._shards_metadata, local_shards = own,
+    group = self._group, device = self._device }
 end
 
 signature.kind("ShardedTensor", "a ShardedTensor", is_sharded)
-signature.check("", M, { gather_state_dict = "dict: table" })
-signature.check("ShardedTensor:", ShardedTensor, { gather = "self: ShardedTensor", size = "self: ShardedTensor, d: dim?" })
+signature.check("ShardedTensor:", ShardedTensor, { gather = "self: ShardedTensor", clone = "self: ShardedTensor",
+  size = "self: ShardedTensor, d: dim?" })
 
 return M
