@@ -120,6 +120,19 @@ describe("make", function()
     assert.not_matches("setup.sh", (make("-n setup")))
   end)
 
+  it("takes warnings for errors in continuous integration only", function()
+    local function compiled(words)
+      local out, list = shell.run("make -n CUDA_HOME=/cuda -W runtime/base/error.c -W tests/cuda_host/device.cc -W kernels/cuda/bags.cu "
+        .. "build/obj/runtime/base/error.o build/cuda_host/tests/cuda_host/device.o build/cuda/kernels/cuda/bags.o " .. words), {}
+      for line in out:gmatch "[^\n]*%-Wall[^\n]*" do list[#list + 1] = line end
+      assert.is_true(#list >= 3, out)
+      return list
+    end
+    for _, line in ipairs(compiled "WERROR=") do assert.not_matches("-Werror", line, 1, true) end
+    for _, line in ipairs(compiled "WERROR=1") do assert.matches("-Werror", line, 1, true) end
+    assert.matches("make test WERROR=1", shell.read ".ci/run", 1, true)
+  end)
+
   it("shows its targets", function() assert.matches("make demo.*make test.*make install", (shell.run "make help")) end)
 end)
 

@@ -56,14 +56,13 @@ static const number numbers[] = {
 };
 enum { NUMBERS = sizeof numbers / sizeof *numbers };
 
-static peri_status find_number(const char *function, const char *name, const number **out)
+/** The number of that name; NULL, with an error, where there is none. */
+static const number *find_number(const char *function, const char *name)
 {
     for (int i = 0; i < NUMBERS; i++)
-        if (!strcmp(numbers[i].name, name)) {
-            *out = &numbers[i];
-            return PERI_OK;
-        }
-    return peri__fail(PERI_ENOTFOUND, "%s: no number '%s'; see peri_optim_args", function, name);
+        if (!strcmp(numbers[i].name, name)) return &numbers[i];
+    peri__fail(PERI_ENOTFOUND, "%s: no number '%s'; see peri_optim_args", function, name);
+    return NULL;
 }
 
 static peri_status check_number(const char *function, const number *k, double value)
@@ -325,8 +324,8 @@ peri_status peri_optim_set(peri_optim *o, const char *name, double value)
 {
     PERI_NEED(o);
     PERI_NEED(name);
-    const number *k;
-    PERI_TRY(find_number("peri_optim_set", name, &k));
+    const number *k = find_number("peri_optim_set", name);
+    if (!k) return PERI_ENOTFOUND;
     PERI_TRY(check_number("peri_optim_set", k, value));
     if (!strcmp(name, "momentum") && o->args.kind == PERI_OPTIM_SGD && value != 0 && o->states == 0)
         return peri__fail(PERI_EINVAL, "peri_optim_set: momentum %g for an optimizer that was made without momentum", value);
@@ -339,9 +338,9 @@ peri_status peri_optim_get(const peri_optim *o, const char *name, double *out)
     PERI_NEED(o);
     PERI_NEED(name);
     PERI_NEED(out);
-    const number *k;
     peri_optim_args copy = o->args;
-    PERI_TRY(find_number("peri_optim_get", name, &k));
+    const number *k = find_number("peri_optim_get", name);
+    if (!k) return PERI_ENOTFOUND;
     *out = *at_number(&copy, k);
     return PERI_OK;
 }
