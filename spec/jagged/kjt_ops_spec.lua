@@ -110,6 +110,8 @@ for _, device in ipairs { "cpu", "opaque" } do
           assert.equal(other, there:device())
           assert.is_true(there:describe().synced)
           assert.is_true(there:equal(kjt))
+          assert.is_true(peri.jagged.kjt_is_equal(there, kjt))
+          assert.is_false(peri.jagged.kjt_is_equal(KJT.from_jt_dict(kjt:to_dict(), { "d", "a" }), kjt)) -- of other keys
           assert.is_true(there:to(device):validate():equal(kjt))
           assert.is_true(KJT.empty_like(kjt):copy_(kjt):equal(kjt))
           local room = KJT.empty_like(kjt, other)

@@ -309,6 +309,19 @@ if not worlds.mpirun then
   end)
 end
 
+describe("storage reservations", function()
+  it("keep one copy of everything for a model that is not trained, several for one that is", function()
+    local model = plan.describe.of { tables = { { name = "t", num_embeddings = 1000, embedding_dim = 16 } }, dense_bytes = 1e6 }
+    local topology = plan.Topology { world_size = 2, compute_device = "cuda" }
+    local function taken(class)
+      return topology.devices[1].hbm - class { percentage = 0 }:reserve(topology, model, 100).devices[1].hbm
+    end
+    local ids = 100 * 8 -- of a batch of 100 samples with an id each; TorchRec counts them 20 times for training
+    assert.equal(1e6 + ids, taken(plan.InferenceStorageReservation))
+    assert.equal(6e6 + 20 * ids, taken(plan.HeuristicalStorageReservation))
+  end)
+end)
+
 describe("collective_plan", function()
   worlds.each("is one plan on all ranks of any group", function(world)
     local loaded = support.load "plan_small_cuda16"

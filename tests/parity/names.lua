@@ -1,10 +1,12 @@
--- names.lua: the public names of torchrec.distributed, and what takes the place of each here. page.lua makes docs/parity.md of them; the
--- spec spec/names_spec.lua fails when a symbol or a spec does not exist, or when the page is not what would be made.
+-- names.lua: the public names of torchrec.distributed that its documentation lists, and what takes the place of each here. Those that it
+-- does not list are in distributed.lua and planner.lua, other packages in modules.lua. page.lua makes docs/parity.md of all of them.
+-- spec/names_spec.lua fails when a name of torchrec.txt has no answer, or two; when a symbol or a spec does not exist; or when the page is
+-- not what would be made.
 --
 -- A row is { name, symbol, spec, note }:
 --   symbol  "peri.x.Y", "peri.x.Y:method", a C function "peri_z", or a file
 --   spec    "file: words": words that stand in that file
--- or { name, later = what it belongs to }: not built yet; or { name, never = why it makes no sense here }.
+-- or { name, missing = what it is for }: not built; or { name, never = why it makes no sense here }.
 -- The names under a heading lack its prefix.
 local comm_ops, ops, exchange = "torchrec.distributed.comm_ops", "spec/dist/ops_spec.lua: ", "spec/dist/exchange_spec.lua: "
 local fused = "spec/pipeline/fused_splits_spec.lua: FusedKJTListSplitsAwaitable"

@@ -1,48 +1,166 @@
--- page.lua: docs/parity.md, made of names.lua. `make parity` writes it.
+-- page.lua: docs/parity.md, made of names.lua, distributed.lua, planner.lua and modules.lua. `make parity` writes it.
+local groups = dofile "tests/parity/groups.lua"
 local M = {}
+
+local files = { "names", "distributed", "planner", "modules" }
+local PIPELINES = "torchrec.distributed.train_pipeline" -- what its modules define, it has too
 
 local intro = [[
 # Names of TorchRec, and what takes their place
 
-Made by `make parity` of `tests/parity/names.lua`; a spec fails when a symbol or a spec of this page does not exist. `peri` is
-`require "perilune"`; names that begin with `peri_` are C functions. What is a class with the same name takes the same arguments, by name.
+Every public class and function of `torchrec.distributed`, `torchrec.modules`, `torchrec.sparse` and `torchrec.metrics` of %s
+is on this page, by name (the list: `tests/parity/torchrec.txt`). "Here" has the same name; "elsewhere" does the same under another name, or
+inside; "not built" does not exist. "No need": without Python or PyTorch it has no meaning, or nothing is lost without it.
+
+`make parity` makes the page. A spec (`spec/names_spec.lua`) fails when a name of that list has no answer here, or when a symbol or a
+spec that this page names does not exist. `peri` is `require "perilune"`; names that begin with `peri_` are C functions. A class with the
+same name takes the same arguments, by name. "Proof" is the spec that tries it.
+
 ]]
+
+--- The list of TorchRec's names: { version = "TorchRec 1.9.2", modules = a list, names = module -> list, older = module -> list }.
+function M.listed(path)
+  local made = { modules = {}, names = {}, older = {} }
+  local module
+  for line in io.lines(path or "tests/parity/torchrec.txt") do
+    local older, names = line:match "^  ([%w_%.]+): (.*)$"
+    if older then
+      made.older[older] = {}
+      for name in names:gmatch "[%w_]+" do table.insert(made.older[older], name) end
+    elseif line:match "^  " then
+      for name in line:gmatch "[%w_]+" do table.insert(made.names[module], name) end
+    elseif line:match "^torchrec%.[%w_%.]+$" then
+      module = line
+      table.insert(made.modules, module)
+      made.names[module] = {}
+    elseif not made.version then made.version = line:match "^[^,]+" end
+  end
+  return made
+end
+
+--- All answers: a list of sections { module, row, ... } in the order of names.lua, then of the list. What train_pipeline itself has is not
+--- asked of the modules behind it again.
+function M.sections()
+  local listed, merged, order, own = M.listed(), {}, {}, {}
+  for _, file in ipairs(files) do
+    for _, section in ipairs(dofile("tests/parity/" .. file .. ".lua")) do
+      local module = section[1]
+      if not merged[module] then
+        merged[module] = { module }
+        table.insert(order, module)
+      end
+      for i = 2, #section do table.insert(merged[module], section[i]) end
+    end
+  end
+  for _, row in ipairs(merged[PIPELINES]) do
+    if type(row) == "table" then own[row[1]] = true end
+  end
+  local asked = {}
+  for module, names in pairs(listed.names) do -- a set is made of it: the order does not matter
+    asked[module] = {}
+    for _, name in ipairs(names) do
+      if not (own[name] and module:sub(1, #PIPELINES + 1) == PIPELINES .. ".") then table.insert(asked[module], name) end
+    end
+  end
+  table.sort(order)
+  local sections = {}
+  for i, module in ipairs(order) do sections[i] = merged[module] end
+  return groups.rows(sections, asked), asked, listed
+end
+
+local kinds = { "here", "elsewhere", "missing", "never" }
+local packages = { "torchrec.distributed", "torchrec.modules", "torchrec.sparse", "torchrec.metrics" }
+
+function M.kind(row)
+  if row.missing then return "missing" end
+  if row.never then return "never" end
+  return row[2]:match "[%w_]+$" == row[1] and "here" or "elsewhere"
+end
 
 local function code(text) return text and ("`%s`"):format(text) or "" end
 
-local function rows_of(section)
-  local list = {}
+--- The lines of a section's table. Rows of one group are one line, where their answers are alike.
+local function lines_of(section)
+  local lines, before = {}, nil
   for i = 2, #section do
     local row = section[i]
-    local here, proof, note = code(row[2]), code(row[3] and row[3]:match "^[^:]+"), row[4] or ""
-    if row.later then here, note = "", "not built yet: " .. row.later end
-    if row.never then here, note = "none", row.never end
-    list[#list + 1] = ("| %s | %s | %s | %s |"):format(row[1], here, proof, note)
-  end
-  return list
-end
-
---- The page, and how many rows are { built, later, never }.
-function M.make(sections)
-  local counts = { built = 0, later = 0, never = 0 }
-  for _, section in ipairs(sections) do
-    for i = 2, #section do
-      local kind = section[i].later and "later" or section[i].never and "never" or "built"
-      counts[kind] = counts[kind] + 1
+    local kind, symbol = M.kind(row), row[2]
+    if row.group and row.group.place then symbol = row.group.place .. "." end
+    local line = { names = { row[1] }, kind = kind, symbol = symbol, proof = row[3] and row[3]:match "^[^:]+",
+      note = row.missing or row.never or row[4],
+      group = row.group }
+    if before and line.group and line.group == before.group and line.kind == before.kind then table.insert(before.names, row[1])
+    else
+      table.insert(lines, line)
+      before = line
     end
   end
-  local text = { intro, ("%d names: %d are here, %d are not built yet, %d make no sense outside Python or PyTorch."):format(
-    counts.built + counts.later + counts.never, counts.built, counts.later, counts.never) }
+  local words = { here = "here", elsewhere = "elsewhere", missing = "**not built**", never = "no need" }
+  for i, l in ipairs(lines) do
+    local symbol = l.symbol and l.symbol:match "%.$" and l.symbol .. (#l.names == 1 and l.names[1] or "*") or l.symbol
+    lines[i] = ("| %s | %s | %s | %s | %s |"):format(table.concat(l.names, ", "), words[l.kind], code(symbol), code(l.proof), l.note or "")
+  end
+  return lines
+end
+
+--- What is not built, a line for each thing: its words, and the modules that have names of it.
+local function gaps(sections)
+  local order, of = {}, {}
   for _, section in ipairs(sections) do
-    text[#text + 1] = ("\n## %s\n\n| name | here | proof | |\n|---|---|---|---|"):format(section[1])
-    text[#text + 1] = table.concat(rows_of(section), "\n")
+    for i = 2, #section do
+      local what = section[i].missing
+      if what and not of[what] then
+        of[what] = { names = 0, modules = {}, seen = {} }
+        table.insert(order, what)
+      end
+      if what then
+        local gap = of[what]
+        gap.names = gap.names + 1
+        if not gap.seen[section[1]] then table.insert(gap.modules, "`" .. section[1]:gsub("^torchrec%.", "") .. "`") end
+        gap.seen[section[1]] = true
+      end
+    end
+  end
+  table.sort(order, function(a, b)
+    if of[a].names ~= of[b].names then return of[a].names > of[b].names end
+    return a < b
+  end)
+  local lines = {}
+  for i, what in ipairs(order) do
+    local gap = of[what]
+    local some = #gap.modules > 4 and table.concat(gap.modules, ", ", 1, 3) .. (" and %d more modules"):format(#gap.modules - 3)
+      or table.concat(gap.modules, ", ")
+    lines[i] = ("| %s | %d | %s |"):format(what, gap.names, some)
+  end
+  return table.concat(lines, "\n")
+end
+
+--- The page, and how many names of each package are { here, elsewhere, missing, never }.
+function M.make()
+  local sections, _, listed = M.sections()
+  local counts = {}
+  for _, package in ipairs(packages) do counts[package] = { here = 0, elsewhere = 0, missing = 0, never = 0 } end
+  for _, section in ipairs(sections) do
+    local count = counts[section[1]:match "^torchrec%.%w+"]
+    for i = 2, #section do count[M.kind(section[i])] = count[M.kind(section[i])] + 1 end
+  end
+  local text = { intro:format(listed.version) .. "| names of | here | elsewhere | not built | no need |\n|---|---|---|---|---|" }
+  for _, package in ipairs(packages) do
+    local row = { "`" .. package .. "`" }
+    for _, kind in ipairs(kinds) do table.insert(row, counts[package][kind]) end
+    table.insert(text, "| " .. table.concat(row, " | ") .. " |")
+  end
+  table.insert(text, "\n## What is not built\n\n| what | names | in |\n|---|---|---|\n" .. gaps(sections))
+  for _, section in ipairs(sections) do
+    table.insert(text, ("\n## %s\n\n| name | | here | proof | |\n|---|---|---|---|---|"):format(section[1]))
+    table.insert(text, table.concat(lines_of(section), "\n"))
   end
   return table.concat(text, "\n") .. "\n", counts
 end
 
 if arg and arg[0] and arg[0]:match "page%.lua$" then
   local file = assert(io.open("docs/parity.md", "w"))
-  file:write((M.make(dofile "tests/parity/names.lua")))
+  file:write((M.make()))
   file:close()
 end
 

@@ -1,0 +1,101 @@
+-- planner.lua: the names of torchrec.distributed.planner, and what takes the place of each here. The form of a row is that of names.lua;
+-- groups.lua says what here, elsewhere, missing and never make.
+local groups = dofile "tests/parity/groups.lua"
+local here, elsewhere, missing, never = groups.here, groups.elsewhere, groups.missing, groups.never
+
+local estimates = "spec/plan/estimators_spec.lua: EmbeddingPerfEstimator"
+local planner, parts = "spec/plan/planner_spec.lua", "spec/plan/parts_spec.lua"
+local command = "spec/plan/reasons_spec.lua: perilune plan"
+local service = "a planner that runs as a service: requests, results and plans kept under a fingerprint of their inputs"
+local shared = "the interface of a part; any Lua table with its methods will do: docs/plans.md"
+
+return {
+  { "torchrec.distributed.planner.api", missing(service, "*") },
+  { "torchrec.distributed.planner.constants",
+    elsewhere("peri.plan.Topology", "spec/plan/estimators_spec.lua: Topology", "*", "bandwidths of a topology") },
+  { "torchrec.distributed.planner.dry_run.api",
+    elsewhere("lua/perilune/launch/plans.lua", command, "*", "the command `perilune plan`") },
+  { "torchrec.distributed.planner.dry_run.cli",
+    elsewhere("lua/perilune/launch/plans.lua", command, "*", "the command `perilune plan`") },
+  { "torchrec.distributed.planner.dry_run.protocols", missing(service, "*") },
+  { "torchrec.distributed.planner.dry_run.types",
+    elsewhere("lua/perilune/launch/plans.lua", command, "DryRunRequest DryRunResult SkuOverride", "options of `perilune plan`"),
+    missing(service, "CacheConfig") },
+  { "torchrec.distributed.planner.enumerators",
+    here("peri.plan", "spec/plan/estimators_spec.lua", "EmbeddingEnumerator"),
+    elsewhere("peri.plan.EmbeddingEnumerator", "spec/plan/estimators_spec.lua: EmbeddingEnumerator", "get_partition_by_type") },
+  { "torchrec.distributed.planner.estimator.annotations",
+    elsewhere("lua/perilune/plan/perf.lua", estimates, "*", "formulas of the sharding types, or an object with `estimate` of your own") },
+  { "torchrec.distributed.planner.estimator.config",
+    elsewhere("peri.plan.EmbeddingPerfEstimator", estimates, "*") },
+  { "torchrec.distributed.planner.estimator.estimator",
+    here("peri.plan", "spec/plan/estimators_spec.lua", "EmbeddingPerfEstimator"),
+    elsewhere("lua/perilune/plan/perf.lua", estimates, "*", "formulas of the sharding types, or an object with `estimate` of your own") },
+  { "torchrec.distributed.planner.estimator.types",
+    elsewhere("peri.plan.EmbeddingPerfEstimator", estimates, "*") },
+  { "torchrec.distributed.planner.executor", missing(service, "*") },
+  { "torchrec.distributed.planner.model_arch",
+    elsewhere("peri.plan.describe", planner .. ": describe", "extract_model_arch total_sparse_param_bytes"), missing(service,
+      "model_arch_hash") },
+  { "torchrec.distributed.planner.partitioners",
+    here("peri.plan", planner, "GreedyPerfPartitioner MemoryBalancedPartitioner"),
+    elsewhere("lua/perilune/plan/partitioners.lua", planner .. ": GreedyPerfPartitioner", "*") },
+  { "torchrec.distributed.planner.perf_models",
+    here("peri.plan", parts .. ": Noop", "NoopPerfModel NoopStorageModel") },
+  { "torchrec.distributed.planner.planners",
+    here("peri.plan", planner, "EmbeddingShardingPlanner"),
+    elsewhere("peri.plan.EmbeddingShardingPlanner", planner .. ": EmbeddingShardingPlanner",
+      "EmbeddingPlannerBase extract_plan to_sharding_plan"),
+    elsewhere("peri.plan.EmbeddingModuleShardingPlan:validate", "spec/plan/types_spec.lua: validate", "validate_compute_kernels "
+      .. "validate_modules_inclusion_in_sharding_plan validate_rank_assignment") },
+  { "torchrec.distributed.planner.proposers",
+    here("peri.plan", planner, "GreedyProposer UniformProposer GridSearchProposer DynamicProgrammingProposer "
+      .. "EmbeddingOffloadScaleupProposer"),
+    elsewhere("peri.plan.EmbeddingShardingPlanner", planner .. ": proposers", "proposers_to_proposals_list") },
+  { "torchrec.distributed.planner.protocols", missing(service, "*") },
+  { "torchrec.distributed.planner.provider", missing(service, "*") },
+  { "torchrec.distributed.planner.reporter",
+    elsewhere("peri.plan.report", "spec/plan/parts_spec.lua: report.lines", "*", "and a page: `perilune plan --html`") },
+  { "torchrec.distributed.planner.shard_estimators",
+    here("peri.plan", "spec/plan/estimators_spec.lua", "EmbeddingPerfEstimator EmbeddingStorageEstimator"),
+    here("peri.plan", planner, "EmbeddingOffloadStats"),
+    elsewhere("lua/perilune/plan/storage.lua", "spec/plan/estimators_spec.lua: EmbeddingStorageEstimator", "calculate_shard_storages "
+      .. "calculate_pipeline_io_cost"),
+    elsewhere("peri.plan.ParameterConstraints", "spec/plan/estimators_spec.lua: num_poolings", "get_num_poolings", "its num_poolings") },
+  { "torchrec.distributed.planner.stats",
+    elsewhere("peri.plan.report", "spec/plan/parts_spec.lua: report.lines", "EmbeddingStats NoopEmbeddingStats",
+      "lines, asked for when they are wanted"),
+    elsewhere("lua/perilune/plan/report.lua", "spec/plan/parts_spec.lua: report.lines", "round_to_one_sigfig") },
+  { "torchrec.distributed.planner.storage_reservations",
+    here("peri.plan", planner, "FixedPercentageStorageReservation HeuristicalStorageReservation InferenceStorageReservation"),
+    here("peri.plan", "spec/plan/reasons_spec.lua", "FixedAbsoluteStorageReservation"),
+    elsewhere("peri.plan.EmbeddingShardingPlanner", planner .. ": storage_reservation", "StorageReservationType"),
+    missing("reservations that differ with the name of a machine", "SKUAwareStorageReservation") },
+  { "torchrec.distributed.planner.types",
+    here("peri.plan", "spec/plan/step_spec.lua", "Topology"), here("peri.plan", "spec/plan/reasons_spec.lua", "ParameterConstraints"),
+    here("peri.plan", "spec/plan/arguments_spec.lua", "ShardingOption"),
+    elsewhere("peri.plan.ShardingOption", "spec/plan/estimators_spec.lua: perf", "Perf Storage Shard PartitionByType CriticalPathEstimate",
+      "fields of an option"),
+    elsewhere("peri.plan.Topology", "spec/plan/estimators_spec.lua: Topology", "DeviceHardware CustomTopologyData CollectiveType "
+      .. "GeneralizedCommsBandwidth BasicCommsBandwidths TopologyConfigBase HardwareConfig TopologyFactory",
+      "arguments of it, or a preset's name"),
+    elsewhere("peri.plan.EmbeddingShardingPlanner", planner .. ": EmbeddingShardingPlanner",
+      "StorageReservation PerfModel ShardEstimator Enumerator "
+      .. "Proposer Partitioner Stats", shared),
+    elsewhere("peri.plan.EmbeddingShardingPlanner", "spec/plan/reasons_spec.lua: EmbeddingShardingPlanner", "PlannerError PlannerErrorType",
+      "an error in words: what was short, and what would fit"),
+    elsewhere("peri.plan.load", "spec/plan/json_spec.lua: load", "PlanLoader", "a plan is read from a file, in Lua or as data"),
+    elsewhere("peri.plan.reasons", "spec/plan/reasons_spec.lua: reasons", "PlanDebugStats ShardDetail ShardingOptionDetail"),
+    elsewhere("lua/perilune/plan/report.lua", "spec/plan/parts_spec.lua: report.lines", "round_to_nearest"),
+    missing(service, "*") },
+  { "torchrec.distributed.planner.utils",
+    elsewhere("lua/perilune/plan/enumerators.lua", "spec/plan/estimators_spec.lua: EmbeddingEnumerator",
+      "build_sharder_data build_sharder_data_map "
+      .. "sharder_name is_prefetch_pipelined extract_comm_data_type_size get_num_poolings placement reset_shard_rank"),
+    elsewhere("lua/perilune/plan/report.lua", "spec/plan/parts_spec.lua: report.lines", "storage_repr_in_gb"),
+    elsewhere("lua/perilune/plan/offload.lua", planner .. ": EmbeddingOffloadScaleupProposer", "LuusJaakolaSearch",
+      "the search of EmbeddingOffloadScaleupProposer"),
+    elsewhere("lua/perilune/plan/partitioners.lua", planner .. ": MemoryBalancedPartitioner", "BinarySearchPredicate",
+      "the search of MemoryBalancedPartitioner"),
+    never("arithmetic in a line", "bytes_to_gb bytes_to_mb gb_to_bytes mb_to_bytes prod") },
+}
