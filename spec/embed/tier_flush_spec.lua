@@ -5,6 +5,7 @@ local ffi = require "ffi"
 local peri = require "perilune"
 local shell = require "spec.support.shell"
 local tier = require "spec.support.tier"
+local collision = require "spec.support.collision"
 local embed = peri.embed
 local C, check = peri.ffi.C, peri.ffi.check
 
@@ -296,6 +297,50 @@ describe("row files of a table batch", function()
       %s
       batch:release()]]):format("0.5", folder, what)))
   end
+
+  it("that were removed, moved, replaced or cut off meanwhile are told by the next flush, whatever it has to write", function()
+    ffi.cdef "int truncate(const char *, int64_t);"
+    local random = collision.random(41)
+    for case = 1, 24 do
+      for _, path in ipairs(tier.files(folder)) do os.remove(path) end
+      local batch, what = make(), ({ "removed", "moved", "replaced", "cut off", "moved back", "folder" })[(case - 1) % 6 + 1]
+      for _ = 0, random(3) do step(batch, { random(40) - 1, random(40) - 1 }) end
+      if random(2) == 1 then batch:flush() end
+      local before = rows(batch, 1)
+      local paths = tier.files(folder)
+      local path = paths[random(#paths)]
+      local aside = folder .. "-aside"
+      if what == "removed" then os.remove(path)
+      elseif what == "folder" then os.rename(folder, aside)
+      elseif what == "cut off" then ffi.C.truncate(path, 4096 + random(100))
+      else os.rename(path, aside) end
+      if what == "replaced" then tier.write_file(path, tier.read_file(aside)) end
+      if what == "moved back" then os.rename(aside, path) end
+      if what == "moved back" then batch:flush() else
+        refused("EIO", { what == "folder" and "%.peri" or (path:gsub("[-.]", "%%%0")), what == "replaced" and "another file took its name" or what == "cut off" and "cut off"
+          or "removed or moved" }, batch.flush, batch)
+      end
+      if what ~= "cut off" then assert.same(before, rows(batch, 1)) end
+      if what == "folder" then os.rename(aside, folder) end
+      os.remove(aside)
+      batch:release()
+    end
+  end)
+
+  it("are found by a flush wherever the process has gone", function()
+    ffi.cdef "int chdir(const char *); char *getcwd(char *, size_t);"
+    local here, room, place = ffi.new("char[4096]"), 4096, folder
+    assert(ffi.C.getcwd(here, room) ~= nil)
+    ffi.C.chdir(place)
+    folder = "."
+    local batch = make()
+    folder = place
+    ffi.C.chdir(here)
+    step(batch, { 1 })
+    batch:flush()
+    batch:release()
+    assert.equal(2, #tier.files(folder))
+  end)
 
   it("tell what a release without a flush costs", function()
     assert.equal("", printed "")

@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/file.h>
@@ -247,10 +248,43 @@ static peri_status open_temporary(peri__row_file *f)
     return PERI_OK;
 }
 
-/** Take the lock of an open file; PERI_PENDING: its name is gone by now. */
-static peri_status lock(peri__row_file *f, int64_t *size)
+/** What @f's name is of: PERI_OK: of the file that is open; PERI_PENDING: of another one, or of none (*@none). */
+static peri_status name_of(const peri__row_file *f, bool *none)
+{
+    struct stat own, named;
+    *none = false;
+    if (fstat(f->fd, &own) != 0) return fail_errno(f->path, "asking for its name");
+    if (stat(f->full, &named) == 0) return own.st_dev == named.st_dev && own.st_ino == named.st_ino ? PERI_OK : PERI_PENDING;
+    if (errno != ENOENT && errno != ENOTDIR) return fail_errno(f->path, "asking for its name");
+    *none = true;
+    return PERI_PENDING;
+}
+
+/** An error unless an open file still has its name and its length: who opens the name next would find nothing, or something else. */
+static peri_status check_there(const peri__row_file *f)
 {
     struct stat info;
+    bool none;
+    peri_status status = name_of(f, &none);
+    if (status == PERI_PENDING)
+        return peri__fail(PERI_EIO,
+                          "row file '%.300s' of table '%.80s': %s while it was in use: no flush can be found there; put the file back if "
+                          "it was moved, or else save a state_dict, which still has all rows, and begin with it in an empty directory",
+                          f->path, f->header.name, none ? "it was removed or moved" : "another file took its name");
+    PERI_TRY(status);
+    if (fstat(f->fd, &info) != 0) return fail_errno(f->path, "asking for its size");
+    if (info.st_size >= file_bytes(&f->header)) return PERI_OK;
+    return peri__fail(PERI_EIO,
+                      "row file '%.300s' of table '%.80s': %lld bytes, its %lld rows need %lld: it was cut off while it was in use, and "
+                      "rows are lost; restore all files of the module from a copy, or remove all to start from scratch",
+                      f->path, f->header.name, (long long)info.st_size, (long long)f->header.rows, (long long)file_bytes(&f->header));
+}
+
+/** Take the lock of an open file; PERI_PENDING: its name is gone by now, or another's. @made: it has no name yet. */
+static peri_status lock(peri__row_file *f, bool made, int64_t *size)
+{
+    struct stat info;
+    bool none;
     if (flock(f->fd, LOCK_EX | LOCK_NB) != 0) {
         if (errno != EWOULDBLOCK) return fail_errno(f->path, "locking it");
         return peri__fail(PERI_EIO, "row file '%.300s': another table or process has it open", f->path);
@@ -258,7 +292,7 @@ static peri_status lock(peri__row_file *f, int64_t *size)
     if (fstat(f->fd, &info) != 0) return fail_errno(f->path, "asking for its size");
     if (!S_ISREG(info.st_mode)) return peri__fail(PERI_EIO, "row file '%.300s': not an ordinary file", f->path);
     *size = info.st_size;
-    return info.st_nlink == 0 ? PERI_PENDING : PERI_OK;
+    return made ? PERI_OK : name_of(f, &none);
 }
 
 /** Give a file its name for good: it, not its name only, is on the disk then. PERI_PENDING: another file has the name. */
@@ -292,7 +326,7 @@ static peri_status make_named(peri__row_file *f, const char *directory, const pe
         return status;
     }
     f->header = *want;
-    peri_status status = lock(f, &size);
+    peri_status status = lock(f, true, &size);
     if (status >= 0 && ftruncate(f->fd, (off_t)file_bytes(want)) != 0) status = fail_errno(f->path, "making it as long as its rows need");
     if (status >= 0) status = write_header(f);
     if (status >= 0) status = give_name(f, directory, made);
@@ -316,18 +350,32 @@ static peri_status adopt(peri__row_file *f, const peri__row_header *want, int64_
     return peri__row_map_load(&f->map, f->path, f->fd, map_at(&f->header), f->header.map_sum);
 }
 
+/** @path from the root on; NULL: no memory, or no working directory (errno). */
+static char *full_path(const char *path)
+{
+    char here[PATH_MAX] = "";
+    if (path[0] != '/' && !getcwd(here, sizeof here)) return NULL;
+    size_t most = strlen(here) + strlen(path) + 2;
+    char *full = peri__alloc(most);
+    if (full) snprintf(full, most, "%s%s%s", here, *here ? "/" : "", path);
+    else errno = ENOMEM;
+    return full;
+}
+
 /** Open the file of this name, or make it. */
 static peri_status open_named(peri__row_file *f, const char *directory, const peri__row_header *want)
 {
     int64_t size = 0;
     f->path = peri__row_file_path(directory, want);
     if (!f->path) return PERI_ENOMEM;
+    f->full = full_path(f->path);
+    if (!f->full) return fail_errno(f->path, "finding out where it is");
     PERI_TRY(peri__row_files_check(directory, want));
     for (int tries = 0; tries < 100; tries++) {
         if (f->fd >= 0) close(f->fd);
         f->fd = open(f->path, O_RDWR | O_CLOEXEC);
         if (f->fd < 0 && errno != ENOENT) return fail_errno(f->path, "opening it");
-        peri_status status = f->fd < 0 ? make_named(f, directory, want) : lock(f, &size);
+        peri_status status = f->fd < 0 ? make_named(f, directory, want) : lock(f, false, &size);
         if (status == PERI_PENDING) continue; /* it came or went in between */
         return status < 0 || f->fresh ? status : adopt(f, want, size);
     }
@@ -395,7 +443,9 @@ peri_status peri__row_file_begin(peri__row_file *f)
 
 peri_status peri__row_file_settle(peri__row_file *f)
 {
-    if (f->temporary || f->header.clean) return PERI_OK;
+    if (f->temporary) return PERI_OK;
+    PERI_TRY(check_there(f));
+    if (f->header.clean) return PERI_OK;
     PERI_TRY(peri__row_map_store(&f->map, f->path, f->fd, map_at(&f->header), &f->header.map_sum));
     return fdatasync(f->fd) == 0 ? PERI_OK : fail_errno(f->path, "bringing its rows to the disk");
 }
@@ -405,6 +455,7 @@ peri_status peri__row_file_mark(peri__row_file *f, int64_t iteration, int64_t fl
     peri__row_header next = f->header;
     bool same = f->header.clean && f->header.iteration == iteration && f->header.flush == flush && f->header.stamp == stamp;
     if (f->temporary || (same && !f->unsure)) return PERI_OK;
+    PERI_TRY(check_there(f));
     next.clean = 1;
     next.iteration = iteration;
     next.flush = flush;
@@ -424,11 +475,13 @@ void peri__row_file_close(peri__row_file *f)
 {
     if (!f) return;
     int saved = errno;
-    if (f->fresh && !f->temporary && f->header.clean && f->header.flush == 0) unlink(f->path);
+    bool none;
+    if (f->fresh && !f->temporary && f->header.clean && f->header.flush == 0 && name_of(f, &none) == PERI_OK) unlink(f->full);
     if (f->fd >= 0) close(f->fd);
     if (f->memory) munmap(f->memory, (size_t)peri__row_memory_bytes(f));
     errno = saved;
     peri__row_map_fini(&f->map);
     peri__free(f->path);
+    peri__free(f->full);
     peri__free(f);
 }

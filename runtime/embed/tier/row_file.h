@@ -75,7 +75,8 @@ peri_status peri__row_map_store(peri__row_map *map, const char *path, int fd, in
 
 typedef struct peri__row_file {
     int fd;
-    char *path;     /* for messages */
+    char *path;     /* as the caller wrote it, for messages */
+    char *full;     /* the same from the root on, wherever the process goes; NULL: it has no name */
     char *memory;   /* the records, where they lie in the host's memory and not in a file: there is neither fd nor path then, nor
                        checksums. See row_memory.c */
     bool temporary; /* nameless: gone when it is closed */
