@@ -52,6 +52,7 @@ struct sim_group {
     bool *joined, *left;      /* size */
     uint64_t *last;           /* size: highest number posted */
     uint64_t *last_on;        /* size x PERI_CHANNEL_COUNT: the same by channel */
+    const peri_coll_numbers **numbers; /* size: what each member's numbers are taken for; NULL: not a member, or not any more */
     bool lossy;               /* a fault point has dropped an operation: others cannot tell whether a rank left one out */
     sim_op *ops;              /* with requests */
     peri_status failed;
@@ -87,6 +88,7 @@ static void group_free(sim_group *g)
     host->free(g->joined);
     host->free(g->last);
     host->free(g->last_on);
+    host->free(g->numbers);
     host->free(g);
 }
 
@@ -114,7 +116,8 @@ static sim_group *group_make(sim_world *w, sim_group *parent, const int32_t *ran
     g->joined = host->alloc_zero(2 * sizeof *g->joined * (size_t)n);
     g->last = host->alloc_zero(sizeof *g->last * (size_t)n);
     g->last_on = host->alloc_zero(sizeof *g->last_on * PERI_CHANNEL_COUNT * (size_t)n);
-    if (!g->ranks || !g->joined || !g->last || !g->last_on) {
+    g->numbers = host->alloc_zero(sizeof *g->numbers * (size_t)n);
+    if (!g->ranks || !g->joined || !g->last || !g->last_on || !g->numbers) {
         group_free(g);
         return NULL;
     }
@@ -552,13 +555,50 @@ static void sim_blame(void *request, char *text, size_t len)
     pthread_mutex_unlock(&lock);
 }
 
+/** Does somebody wait for an operation that a member took the number of otherwise? */
+static void check_numbers(sim_group *g)
+{
+    char what[160], other[160], text[PERI_MESSAGE_MAX];
+    for (sim_op *op = g->ops; op; op = op->next) {
+        int32_t poster = 0;
+        while (poster < g->size && !op->has[poster]) poster++;
+        for (int32_t i = 0; poster < g->size && op->status == PERI_PENDING && i < g->size; i++) {
+            if (op->has[i] || !peri_coll_numbers_differ(g->numbers[i], i, op->sequence, op->channel, other, sizeof other)) continue;
+            peri_coll_op_text(&op->posts[poster], g->size, what, sizeof what);
+            snprintf(text, sizeof text, "the ranks disagree: rank %d posted %s, %s", poster, what, other);
+            group_fail(g, PERI_EMISMATCH, text);
+            op_fail(op, PERI_EMISMATCH, text);
+        }
+    }
+}
+
+/** Asked when a deadline passes: in sim, when no rank can go on. */
+static peri_status sim_check(void *group)
+{
+    sim_member *m = group;
+    pthread_mutex_lock(&lock);
+    if (!broken(m->group) && !m->group->lossy) check_numbers(m->group);
+    const sim_group *bad = broken(m->group);
+    peri_status status = bad ? PERI_HOST_FAIL(host, bad->failed, "%s", bad->message) : PERI_OK;
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
+static void sim_numbers(void *group, const peri_coll_numbers *numbers)
+{
+    sim_member *m = group;
+    pthread_mutex_lock(&lock);
+    m->group->numbers[m->rank] = numbers;
+    pthread_mutex_unlock(&lock);
+}
+
 static peri_status sim_drop(void *request)
 {
     sim_request *r = request;
     pthread_mutex_lock(&lock);
     /* The buffers of an operation that has not run must not be used any more: it will never run. */
     const sim_group *bad = broken(r->group);
-    if (r->op) op_fail(r->op, PERI_EPEER, bad ? bad->message : "a member gave up waiting");
+    if (r->op) op_fail(r->op, bad ? bad->failed : PERI_EPEER, bad ? bad->message : "a member gave up waiting");
     if (r->op) op_release(r->op);
     pthread_mutex_unlock(&lock);
     host->free(r);
@@ -595,6 +635,7 @@ static void sim_release(void *group)
 {
     sim_member *m = group;
     pthread_mutex_lock(&lock);
+    m->group->numbers[m->rank] = NULL;
     if (--m->group->handles == 0) {
         sim_world *w = m->group->world;
         group_free(m->group);
@@ -620,6 +661,8 @@ static const peri_coll_vtab vtab = {
     .abort = sim_abort,
     .close = sim_close,
     .release = sim_release,
+    .check = sim_check,
+    .numbers = sim_numbers,
 };
 
 const peri_coll_vtab *peri__sim_entry(const peri_plugin_host *lent);

@@ -118,6 +118,7 @@ peri_status peri_group_new(peri_group *parent, const int32_t *ranks, int32_t n, 
         peri_group_release(g);
         return status;
     }
+    peri__group_show_numbers(g);
     *out = g;
     return PERI_OK;
 }
@@ -328,8 +329,19 @@ peri_status peri__group_reserve(peri_group *group, int32_t channel, int32_t n, u
         c->room = room;
     }
     *first = group->sequence + 1;
-    for (int32_t i = 0; i < n; i++) c->taken[c->n++] = ++group->sequence;
+    for (int32_t i = 0; i < n; i++) {
+        c->taken[c->n++] = ++group->sequence;
+        group->numbers.what[group->sequence % PERI_COLL_NUMBERS] = (uint8_t)channel;
+    }
+    group->numbers.last = group->sequence;
     return PERI_OK;
+}
+
+void peri__group_show_numbers(peri_group *group)
+{
+    const peri_coll_vtab *host = group->comm->vtab, *device = group->device_ctx ? group->comm->device_vtab : NULL;
+    if (host->numbers) host->numbers(group->ctx, &group->numbers);
+    if (device && device->numbers) device->numbers(group->device_ctx, &group->numbers);
 }
 
 /** Take a number out of its channel's queue. */
@@ -347,6 +359,7 @@ void peri__group_posted(peri_group *group, int32_t channel, uint64_t sequence) {
 void peri__group_skip(peri_group *group, int32_t channel, uint64_t sequence)
 {
     drop(&group->channels[channel], sequence);
+    if (group->sequence - sequence < PERI_COLL_NUMBERS) group->numbers.what[sequence % PERI_COLL_NUMBERS] |= PERI_COLL_SPARE;
     if (group->records)
         group->records[sequence % PERI_RECORD_MOST] = (peri__coll_record){.op = {.kind = PERI_COLL_KIND_COUNT, .sequence = sequence}};
 }
@@ -364,7 +377,9 @@ bool peri__record_line(const peri_group *group, uint64_t sequence, int64_t now_n
     char what[160], sums[64] = "", end[64] = "pending";
     bool here = r->op.sequence == sequence; /* else: reserved, not posted yet */
     if (!here || r->op.kind == PERI_COLL_KIND_COUNT) {
-        snprintf(text, len, "operation %llu: not %s", (unsigned long long)sequence, here ? "needed" : "posted yet");
+        const int32_t channel = group->numbers.what[sequence % PERI_COLL_NUMBERS] & (PERI_COLL_SPARE - 1);
+        snprintf(text, len, "operation %llu: not %s, on channel %s", (unsigned long long)sequence, here ? "needed" : "posted yet",
+                 peri_coll_channel_name(channel));
         return here;
     }
     peri_coll_op_text(&r->op, group->size, what, sizeof what);

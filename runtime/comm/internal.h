@@ -96,6 +96,7 @@ struct peri_group {
     int32_t rank, size, local_rank, local_size;
     int32_t *ranks;     /* size: rank in the world */
     uint64_t sequence;  /* operations numbered so far */
+    peri_coll_numbers numbers; /* the same with what they are for; the transports see it */
     peri__channel channels[PERI_CHANNEL_COUNT];
     int32_t channel;    /* of operations whose poster names none */
     int64_t timeout_ns;
@@ -123,6 +124,8 @@ static inline uint64_t peri__group_next(const peri_group *group, int32_t channel
     const peri__channel *c = &group->channels[channel];
     return c->n ? c->taken[0] : 0;
 }
+/** Show the group's transports, which have made it, what its numbers are taken for. */
+void peri__group_show_numbers(peri_group *group);
 /** PERI_OK, or PERI_EABORTED / PERI_ECLOSED in the name of @function. */
 peri_status peri__group_check(const char *function, peri_group *group);
 /** Poison the group with this thread's error record (and tell the other ranks); returns @status, which must be an error. */

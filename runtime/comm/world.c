@@ -244,6 +244,7 @@ peri_status peri_comm_open(const peri_comm_config *given, peri_group **out)
     world->tag = peri__hash_text("world");
     world->timeout_ns = timeout;
     PERI_TRY_GOTO(open_device(world, config.job), out);
+    peri__group_show_numbers(world);
     describe(comm, comm->device ? config.device : NULL, false, "");
     if (config.device && *config.device) PERI_TRY_GOTO(peri_comm_use_device(world, config.device), out);
     if (boot.size > 1 && strcmp(vtab->name, "sim") != 0) {

@@ -23,7 +23,7 @@
 
 #include <stdio.h>
 
-enum { PERI_COLL_ABI = 6 };
+enum { PERI_COLL_ABI = 7 };
 
 struct peri_coll_vtab;
 
@@ -86,6 +86,15 @@ typedef struct peri_coll_op {
     void *stream;                /* of a device's buffers, else NULL: what is queued on it at the post comes before the operation, and what
                                   * is queued once test has said PERI_OK, after it; the data need not be there by then */
 } peri_coll_op;
+
+/** What a rank has taken the last numbers of a group for, posted or not. All ranks take the same numbers for the same channels and give the
+ *  same ones back, so an operation that another rank has posted under a number that is here another channel's, or was given back, never
+ *  meets its counterpart. */
+enum { PERI_COLL_NUMBERS = 256, PERI_COLL_SPARE = 128 };
+typedef struct peri_coll_numbers {
+    uint64_t last;                   /* taken so far: 1 to `last` */
+    uint8_t what[PERI_COLL_NUMBERS]; /* by number % PERI_COLL_NUMBERS: the channel; with PERI_COLL_SPARE where it was given back */
+} peri_coll_numbers;
 
 enum { PERI_COLL_NOTE = 480 }; /* bytes of the largest note */
 
@@ -154,6 +163,9 @@ typedef struct peri_coll_vtab {
      * poster's buffers need only live until what is queued now has run, and `test` tells whether the operation has. (optional: wait for
      * `test`) */
     peri_status (*join)(void *request);
+    /* What this rank takes the group's numbers for: kept up to date, and there until `release`. (optional: ranks that differ in it wait for
+     * their deadlines) */
+    void (*numbers)(void *group, const peri_coll_numbers *numbers);
 } peri_coll_vtab;
 
 /** The one symbol that a transport plugin libperilune_<name>.so exports. */
@@ -210,6 +222,19 @@ static inline void peri_coll_op_text(const peri_coll_op *op, int32_t size, char 
     if (op->channel != PERI_CHANNEL_DENSE && used < len)
         used += (size_t)snprintf(text + used, len - used, " on channel %s", peri_coll_channel_name(op->channel));
     if (op->tag && used < len) snprintf(text + used, len - used, " tag %llx", (unsigned long long)op->tag);
+}
+
+/** Does member @own, which has posted no operation @sequence and took its @numbers otherwise, never post what another one has under it on
+ *  @channel? Then @text gets what the number is there, in words. @numbers: NULL where they are not known. */
+static inline bool peri_coll_numbers_differ(const peri_coll_numbers *numbers, int32_t own, uint64_t sequence, int32_t channel, char *text,
+                                            size_t len)
+{
+    if (!numbers || sequence > numbers->last || numbers->last - sequence >= PERI_COLL_NUMBERS) return false;
+    int32_t what = numbers->what[sequence % PERI_COLL_NUMBERS], had = what & (PERI_COLL_SPARE - 1);
+    if (what == channel) return false;
+    snprintf(text, len, "rank %d took that number for another operation on channel %s%s: one of them has made a call that the other has not",
+             own, peri_coll_channel_name(had), what & PERI_COLL_SPARE ? ", which was not needed" : "");
+    return true;
 }
 
 #endif

@@ -3,7 +3,7 @@
  * control.c: what ranks tell each other beside the data, over a communicator of its own.
  *
  *   QUERY   "I wait for you in operation s of group g, whose signature is ...": sent when nothing has come for a while. The receiver
- *           compares with what it posted under that number; if it differs, both are wrong and everybody is told (POISON).
+ *           compares with what it posted under that number, or took it for; if it differs, both are wrong and everybody is told (POISON).
  *   ANSWER  what the asked rank is doing instead
  *   POISON  a group is broken, and why
  *   LEAVE   this rank leaves the world, and what had failed there; nobody finalizes MPI before all have left
@@ -24,6 +24,7 @@ enum { NOTE_TAG = 0 };
 typedef struct note {
     int32_t kind, from; /* rank in the world */
     int32_t status, epoch; /* OTHER: status is the number of bytes */
+    int32_t channel;       /* QUERY: of the operation */
     uint64_t group, sequence, signature;
     int64_t send, recv; /* QUERY about all_to_all: elements for and expected from the receiver of the note; else -1 */
     char text[PERI_MESSAGE_MAX];
@@ -114,12 +115,18 @@ static void handle_query(const note *n)
     int32_t asker = 0;
     while (asker < g->size && g->ranks[asker] != n->from) asker++;
     const peri_coll_op *mine = g->history ? &g->history[n->sequence % HISTORY] : NULL;
+    char what[160], text[PERI_MESSAGE_MAX] = "";
     if (!mine || mine->sequence != n->sequence || asker == g->size) {
         describe_self(g, reply.text, sizeof reply.text);
+        if (asker < g->size && peri_coll_numbers_differ(g->numbers, g->rank, n->sequence, n->channel, what, sizeof what)) {
+            snprintf(text, sizeof text, "the ranks disagree: rank %d posted %.140s, %.160s (%.120s)", asker, n->text, what, reply.text);
+            peri__mpi_group_fail(g, PERI_EMISMATCH, text);
+            peri__mpi_poison(g, PERI_EMISMATCH, text);
+            return;
+        }
         note_send(n->from, &reply);
         return;
     }
-    char what[160], text[PERI_MESSAGE_MAX] = "";
     const mpi_request *r = active_of(g, n->sequence);
     const peri_coll_op *op = r ? &r->op : mine;
     text_of(op, g, what, sizeof what);
@@ -200,6 +207,8 @@ void peri__mpi_elsewhere(void *group, const peri_coll_op *op)
     if (!g->history) return;
     peri__mpi_remember(g, op);
 }
+
+void peri__mpi_numbers(void *group, const peri_coll_numbers *numbers) { ((mpi_group *)group)->numbers = numbers; }
 
 peri_status peri__mpi_check(void *group)
 {
@@ -332,7 +341,8 @@ peri_status peri__mpi_ask(mpi_request *r)
     bool fixed[64], *members = g->size <= 64 ? fixed : peri__mpi_host->alloc(sizeof *members * (size_t)g->size);
     if (!members) return PERI_PENDING;
     peri_status status = PERI_PENDING;
-    note n = {.kind = NOTE_QUERY, .group = g->tag, .sequence = r->op.sequence, .signature = r->op.signature, .send = -1, .recv = -1};
+    note n = {.kind = NOTE_QUERY, .group = g->tag, .sequence = r->op.sequence, .signature = r->op.signature, .channel = r->op.channel,
+              .send = -1, .recv = -1};
     text_of(&r->op, g, n.text, 160);
     waited_for(r, members);
     for (int32_t i = 0; i < g->size && status == PERI_PENDING; i++) {

@@ -69,6 +69,7 @@ struct mpi_group {
     mpi_request *active;
     uint64_t last;           /* highest number posted */
     peri_coll_op *history;   /* HISTORY, by number */
+    const peri_coll_numbers *numbers; /* what they are taken for; NULL: not known */
     mpi_request *spare;      /* kept between operations, with its room for messages */
     char *scratch;           /* also kept */
     int64_t scratch_bytes;
@@ -101,7 +102,8 @@ typedef struct peer {
 
 /** The state of the process. */
 extern struct mpi_state {
-    bool started, ours, open, broken; /* ours: MPI_Init was called here; broken: a group failed, so MPI_Finalize could hang */
+    bool started, ours, open, broken; /* ours: MPI_Init was called here; broken: the world has failed, and cannot be left in good order */
+    bool loose;                       /* a group of some ranks has failed, or could not be made: messages may be under way for ever */
     bool over;                        /* MPI was finalized, or given up: no call of it any more */
     bool crowded;                     /* this machine has more ranks than processors */
     bool near;                        /* there is a group whose ranks copy from memory to memory */
@@ -338,6 +340,7 @@ peri_status peri__mpi_ask(mpi_request *r);
 void peri__mpi_note_send(void *group, int32_t to, const void *data, int32_t bytes);
 int32_t peri__mpi_note_take(void *group, int32_t *from, void *data);
 void peri__mpi_elsewhere(void *group, const peri_coll_op *op);
+void peri__mpi_numbers(void *group, const peri_coll_numbers *numbers);
 peri_status peri__mpi_check(void *group);
 bool peri__mpi_rank_gone(void *group, int32_t rank, char *text, size_t len);
 void peri__mpi_blame(void *request, char *text, size_t len);

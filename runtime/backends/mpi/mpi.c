@@ -253,6 +253,7 @@ static const peri_coll_vtab vtab = {
     .check = peri__mpi_check,
     .lend = peri__mpi_heap_lend,
     .give_back = peri__mpi_heap_return,
+    .numbers = peri__mpi_numbers,
 };
 
 __attribute__((visibility("default"))) const peri_coll_vtab *peri_coll_entry_v1(const peri_plugin_host *lent);

@@ -34,8 +34,9 @@ void peri__mpi_group_fail(mpi_group *g, peri_status status, const char *message)
     peri__mpi_near_close(g);
     g->failed = status;
     snprintf(g->message, sizeof g->message, "%s", message);
-    if (!peri__mpi.broken) snprintf(peri__mpi.why, sizeof peri__mpi.why, "%s", message);
-    peri__mpi.broken = true;
+    if (!peri__mpi.why[0]) snprintf(peri__mpi.why, sizeof peri__mpi.why, "%s", message);
+    if (g->parent) peri__mpi.loose = true;
+    else peri__mpi.broken = true;
 }
 
 void peri__mpi_remember(mpi_group *g, const peri_coll_op *op)

@@ -5,6 +5,7 @@
 #include "internal.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -13,6 +14,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#define FINALIZE_NS ((int64_t)10000000000)
 #define LAST_WORDS_NS ((int64_t)3000000000) /* that a rank under srun has to end after another one has failed */
 
 static bool by_slurm; /* srun has started this process, with no mpirun between them */
@@ -24,6 +26,26 @@ static void leave_pmix(void)
     int (*initialized)(void) = library ? (int (*)(void))dlsym(library, "PMIx_Initialized") : NULL;
     int (*finalize)(const void *, size_t) = library ? (int (*)(const void *, size_t))dlsym(library, "PMIx_Finalize") : NULL;
     for (int i = 0; initialized && finalize && i < 8 && initialized(); i++) finalize(NULL, 0); /* users are counted */
+}
+
+static void *finalize_thread(void *done)
+{
+    MPI_Finalize();
+    atomic_store((atomic_int *)done, 1);
+    return NULL;
+}
+
+/** MPI_Finalize, where messages of a failed group may never arrive: should it wait for them, the process ends without it after
+ *  FINALIZE_NS, in order for the launcher. */
+static void finalize_loose(void)
+{
+    static atomic_int done; /* outlives this function, as the thread may */
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, finalize_thread, &done) != 0) return;
+    pthread_detach(thread);
+    int64_t until = peri__mpi_host->time_ns() + FINALIZE_NS;
+    for (int64_t round = 0; !atomic_load(&done) && peri__mpi_host->time_ns() < until; round++) peri__mpi_host->pause(round);
+    if (!atomic_load(&done)) leave_pmix();
 }
 
 /** At the end of the process: finalize if everybody is leaving too; else end without, as a failure that mpirun sees. srun does not: there
@@ -39,7 +61,8 @@ static void at_exit(void)
         peri__mpi.open = false;
     }
     peri__mpi.over = true;
-    if (clean && peri__mpi.ours) MPI_Finalize();
+    if (clean && peri__mpi.ours && peri__mpi.loose) finalize_loose();
+    else if (clean && peri__mpi.ours) MPI_Finalize();
 }
 
 /** What the thread of a join came to; it may outlive the call. */
@@ -205,6 +228,7 @@ peri_status peri__mpi_open(peri_coll_open *boot, void **group)
     if (peri__mpi.size > 1) TRY(peri__mpi_guard_start(boot->timeout_ns));
     peri__mpi.epoch++;
     peri__mpi.open = true;
+    peri__mpi.why[0] = 0;
     peri__mpi_control_open();
     boot->rank = peri__mpi.rank;
     boot->size = peri__mpi.size;
@@ -238,7 +262,7 @@ static peri_status gather_members(const mpi_group *g)
             const char *why = bad ? bad->message : lost ? "it is gone" : NULL;
             if (why || peri__mpi_host->time_ns() > until) {
                 MPI_Cancel(&requests[0]);
-                peri__mpi.broken = true;
+                peri__mpi.loose = true;
                 return FAIL(why ? PERI_EPEER : PERI_ETIMEOUT,
                                       "mpi: making a group, waiting for rank %d of the world (process %lld on %s): %s", from,
                                       (long long)peri__mpi.peers[from].pid, peri__mpi.peers[from].host, why ? why : "it did not come");
@@ -320,8 +344,10 @@ static peri_status left_alone(void)
 peri_status peri__mpi_close(void *group)
 {
     mpi_group *g = group;
-    if (g->left || peri__mpi.over) return PERI_OK;
+    if (g->left) return PERI_OK;
     g->left = true;
+    if (peri__mpi.over && !g->parent && g->failed != PERI_OK) return FAIL(g->failed, "mpi: leaving the world: %s", g->message);
+    if (peri__mpi.over) return PERI_OK;
     if (g->parent) {
         /* Every operation of a sound group is complete here: no message can still come. */
         if (!peri__mpi_broken(g) && g->comm != MPI_COMM_NULL) MPI_Comm_free(&g->comm);

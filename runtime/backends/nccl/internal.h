@@ -124,6 +124,7 @@ struct nccl_group {
     bool has_id, left;
     uint64_t last;         /* highest number posted */
     peri_coll_op *history; /* HISTORY, by number; of counts only an all_to_all's, in a block that the entry owns (send_counts) */
+    const peri_coll_numbers *numbers; /* what they are taken for; NULL: not known */
     member *members;       /* size */
 };
 

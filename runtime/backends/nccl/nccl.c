@@ -439,6 +439,8 @@ static void locked_blame(void *request, char *text, size_t len)
     pthread_mutex_unlock(&w->lock);
 }
 
+static void nccl_numbers(void *group, const peri_coll_numbers *numbers) { ((nccl_group *)group)->numbers = numbers; }
+
 static const peri_coll_vtab vtab = {
     .size = sizeof vtab,
     .abi = PERI_COLL_ABI,
@@ -457,6 +459,7 @@ static const peri_coll_vtab vtab = {
     .release = nccl_release,
     .check = locked_check,
     .join = locked_join,
+    .numbers = nccl_numbers,
 };
 
 __attribute__((visibility("default"))) const peri_coll_vtab *peri_coll_entry_v1(const peri_plugin_host *lent);

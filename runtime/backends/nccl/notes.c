@@ -154,6 +154,12 @@ static void answer(nccl_group *g, int32_t from, const note *n)
         reply.status = 1;
         snprintf(reply.text, sizeof reply.text, "it has posted it and is %s", active(g, n->sequence) ? "waiting too" : "done with it");
     } else {
+        char what[160], text[PERI_MESSAGE_MAX];
+        if (peri_coll_numbers_differ(g->numbers, g->rank, n->sequence, n->channel, what, sizeof what)) {
+            snprintf(text, sizeof text, "the ranks disagree: rank %d posted %.160s, %s", from, n->text, what);
+            peri__nccl_group_fail(g, PERI_EMISMATCH, text, true);
+            return;
+        }
         snprintf(reply.text, sizeof reply.text, "its last operation here: %llu", (unsigned long long)g->last);
     }
     peri__nccl_tell(g, from, &reply);
