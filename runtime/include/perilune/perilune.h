@@ -21,6 +21,7 @@
 #include <perilune/exchange.h>
 #include <perilune/embed.h>
 #include <perilune/shard.h>
+#include <perilune/checkpoint.h>
 #include <perilune/io.h>
 
 #endif

@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * files.c: see files.h.
+ */
+#include "files.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+peri_status peri__path_join(const char *folder, const char *name, char *out)
+{
+    if (snprintf(out, PATH_MAX, "%s/%s", folder, name) < PATH_MAX) return PERI_OK;
+    return peri__fail(PERI_EINVAL, "checkpoint: the name of a file in '%.200s' would be longer than %d bytes", folder, PATH_MAX - 1);
+}
+
+static peri_status failed(const char *verb, const char *path)
+{
+    int why = errno;
+    return peri__fail(why == ENOENT ? PERI_ENOTFOUND : PERI_EIO, "checkpoint: %s '%.300s': %s", verb, path, strerror(why));
+}
+
+peri_status peri__file_create(const char *path, int *fd)
+{
+    *fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    return *fd < 0 ? failed("making", path) : PERI_OK;
+}
+
+peri_status peri__file_put(int fd, const char *path, const void *data, int64_t bytes, int64_t at)
+{
+    const char *from = data;
+    while (bytes > 0) {
+        ssize_t n = -1;
+        if (peri__fault(PERI_FAULT_checkpoint_write)) errno = ENOSPC;
+        else n = pwrite(fd, from, (size_t)peri__min(bytes, PERI__IO_BLOCK), at);
+        if (n < 0 && errno == EINTR) continue;
+        if (n == 0) errno = ENOSPC;
+        if (n <= 0) {
+            int why = errno;
+            return peri__fail(PERI_EIO, "checkpoint: writing '%.300s' at byte %lld: %s", path, (long long)at, strerror(why));
+        }
+        from += n;
+        at += n;
+        bytes -= n;
+    }
+    return PERI_OK;
+}
+
+peri_status peri__file_get(int fd, const char *path, void *out, int64_t bytes, int64_t at)
+{
+    char *to = out;
+    while (bytes > 0) {
+        ssize_t n = -1;
+        if (peri__fault(PERI_FAULT_checkpoint_read)) errno = EIO;
+        else n = pread(fd, to, (size_t)peri__min(bytes, PERI__IO_BLOCK), at);
+        if (n < 0 && errno == EINTR) continue;
+        int why = errno;
+        if (n < 0) return peri__fail(PERI_EIO, "checkpoint: reading '%.300s' at byte %lld: %s", path, (long long)at, strerror(why));
+        if (n == 0)
+            return peri__fail(PERI_EFORMAT, "checkpoint: file '%.300s' ends at byte %lld, wanted are %lld more", path, (long long)at,
+                              (long long)bytes);
+        to += n;
+        at += n;
+        bytes -= n;
+    }
+    return PERI_OK;
+}
+
+peri_status peri__file_finish(int fd, const char *path)
+{
+    if (peri__fault(PERI_FAULT_checkpoint_sync)) {
+        close(fd);
+        errno = EIO;
+        return failed("syncing", path);
+    }
+    int why = fsync(fd) == 0 ? 0 : errno;
+    if (close(fd) != 0 && !why) why = errno;
+    errno = why;
+    return why ? failed("syncing", path) : PERI_OK;
+}
+
+peri_status peri__folder_sync(const char *path)
+{
+    static atomic_bool told;
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return failed("opening folder", path);
+    int why = fsync(fd) == 0 ? 0 : errno;
+    close(fd);
+    if (why == EINVAL || why == ENOTSUP || why == EOPNOTSUPP || why == ENOSYS) {
+        if (!atomic_exchange(&told, true))
+            peri__log(PERI_LOG_WARN,
+                      "checkpoint: folder '%s' cannot be synced on this file system (%s): a checkpoint is whole once it has its "
+                      "name, but a power failure soon after may take the name away",
+                      path, strerror(why));
+        return PERI_OK;
+    }
+    errno = why;
+    return why ? failed("syncing folder", path) : PERI_OK;
+}
+
+peri_status peri__file_await(const char *path, int64_t bytes, double seconds)
+{
+    const struct timespec pause = {.tv_nsec = 50 * 1000 * 1000};
+    const int64_t deadline = peri_time_ns() + (int64_t)(seconds * 1e9);
+    for (;;) {
+        struct stat s;
+        bool there = stat(path, &s) == 0;
+        if (there && s.st_size == bytes) return PERI_OK;
+        if (!there && errno != ENOENT && errno != ESTALE) return failed("looking for", path);
+        if (peri_time_ns() > deadline) {
+            if (!there)
+                return peri__fail(PERI_ENOTFOUND,
+                                  "checkpoint: file '%.300s' is not there after %.0f s: the folder must be the same on all hosts", path,
+                                  seconds);
+            return peri__fail(PERI_EFORMAT, "checkpoint: file '%.300s' has %lld bytes, wanted: %lld", path, (long long)s.st_size,
+                              (long long)bytes);
+        }
+        nanosleep(&pause, NULL);
+    }
+}
+
+peri_status peri__file_load(const char *path, int64_t most, char **out, int64_t *bytes)
+{
+    struct stat s;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) return failed("opening", path);
+    peri_status status = PERI_OK;
+    char *text = NULL;
+    if (fstat(fd, &s) != 0) status = failed("opening", path);
+    else if (!S_ISREG(s.st_mode)) status = peri__fail(PERI_EFORMAT, "checkpoint: '%.300s' is no regular file", path);
+    else if (s.st_size > most)
+        status =
+            peri__fail(PERI_EFORMAT, "checkpoint: '%.300s' has %lld bytes, allowed: %lld", path, (long long)s.st_size, (long long)most);
+    else if (!(text = peri__alloc((size_t)s.st_size + 1))) status = PERI_ENOMEM;
+    else status = peri__file_get(fd, path, text, s.st_size, 0);
+    close(fd);
+    if (status < 0) {
+        peri__free(text);
+        return status;
+    }
+    text[s.st_size] = 0;
+    *out = text;
+    *bytes = s.st_size;
+    return PERI_OK;
+}

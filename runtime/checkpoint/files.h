@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * files.h: the system calls of checkpoints, with errors that name the file: writing, syncing, renaming, waiting for what arrives late.
+ */
+#ifndef PERI_CHECKPOINT_FILES_H
+#define PERI_CHECKPOINT_FILES_H
+
+#include "../base/internal.h"
+
+enum { PERI__IO_BLOCK = 4 << 20 }; /* bytes of one read or write */
+
+/** "@folder/@name" in @out of PATH_MAX bytes. */
+peri_status peri__path_join(const char *folder, const char *name, char *out);
+/** A new file, which must not be there. @fd: open for writing. */
+peri_status peri__file_create(const char *path, int *fd);
+/** Write all bytes at @at. */
+peri_status peri__file_put(int fd, const char *path, const void *data, int64_t bytes, int64_t at);
+/** Read exactly these bytes; PERI_EFORMAT if the file ends before. */
+peri_status peri__file_get(int fd, const char *path, void *out, int64_t bytes, int64_t at);
+/** Sync a file to the disk, and close it in any case. */
+peri_status peri__file_finish(int fd, const char *path);
+/** Sync a folder, so that the names in it last. Where the file system has no such call, a line of the log says so, once a process. */
+peri_status peri__folder_sync(const char *path);
+/** Wait until file @path is there with @bytes bytes, at most @seconds: on network file systems names appear late. */
+peri_status peri__file_await(const char *path, int64_t bytes, double seconds);
+/** A whole file in memory, with a 0 behind it; PERI_EFORMAT if it has more than @most bytes. @out new (peri__free). */
+peri_status peri__file_load(const char *path, int64_t most, char **out, int64_t *bytes);
+
+#endif

@@ -1,0 +1,265 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * json.c: see json.h. Grammar: RFC 8259.
+ */
+#include "json.h"
+
+enum { MOST_DEPTH = 64 };
+
+void peri__json_open(peri__json *j, const char *text, int64_t bytes, const char *what)
+{
+    *j = (peri__json){.begin = text, .at = text, .end = text + bytes, .what = what};
+}
+
+bool peri__json_fail(peri__json *j, const char *wrong)
+{
+    if (j->status < 0) return false;
+    j->status = peri__fail(PERI_EFORMAT, "%s, byte %lld: %s", j->what, (long long)(j->at - j->begin), wrong);
+    return false;
+}
+
+static void space(peri__json *j)
+{
+    while (j->at < j->end && (*j->at == ' ' || *j->at == '\n' || *j->at == '\t' || *j->at == '\r')) j->at++;
+}
+
+/** The next character that is no white space; 0 at the end and after an error. */
+static char next(peri__json *j)
+{
+    if (j->status < 0) return 0;
+    space(j);
+    return j->at < j->end ? *j->at : 0;
+}
+
+static bool expect(peri__json *j, char c, const char *wrong)
+{
+    if (next(j) != c) return peri__json_fail(j, wrong);
+    j->at++;
+    return true;
+}
+
+bool peri__json_enter(peri__json *j, char kind)
+{
+    if (!expect(j, kind, kind == '{' ? "an object ({) is wanted" : "a list ([) is wanted")) return false;
+    j->first = true;
+    return true;
+}
+
+/** Step to the next member of an object or list that ends with @last. */
+static bool member(peri__json *j, char last)
+{
+    char c = next(j);
+    bool first = j->first;
+    j->first = false;
+    if (j->status < 0) return false;
+    if (c == last) {
+        j->at++;
+        return false;
+    }
+    if (first) return true;
+    return expect(j, ',', last == '}' ? "a comma or } is wanted" : "a comma or ] is wanted") &&
+           (next(j) != last || peri__json_fail(j, "nothing follows the comma"));
+}
+
+bool peri__json_item(peri__json *j) { return member(j, ']'); }
+
+bool peri__json_key(peri__json *j, char *key, size_t room)
+{
+    *key = 0;
+    return member(j, '}') && peri__json_text(j, key, room) && expect(j, ':', "a colon is wanted behind the key");
+}
+
+static int digit(char c)
+{
+    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+}
+
+/** Four hexadecimal digits behind \u; -1: there are none. */
+static int32_t code_unit(peri__json *j)
+{
+    int32_t unit = 0;
+    if (j->end - j->at < 4) return -1;
+    for (int i = 0; i < 4; i++) {
+        int d = digit(j->at[i]);
+        if (d < 0) return -1;
+        unit = unit * 16 + d;
+    }
+    j->at += 4;
+    return unit;
+}
+
+/** The character of an escape sequence behind its backslash; -1: it is none. */
+static int32_t escaped(peri__json *j)
+{
+    static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
+    if (j->at == j->end) return -1;
+    char c = *j->at++;
+    const char *known = c ? strchr(from, c) : NULL;
+    if (known) return to[known - from];
+    int32_t unit = c == 'u' ? code_unit(j) : -1;
+    if (unit < 0xd800 || unit > 0xdfff) return unit;
+    if (unit > 0xdbff || j->end - j->at < 6 || j->at[0] != '\\' || j->at[1] != 'u') return -1;
+    j->at += 2;
+    int32_t low = code_unit(j);
+    return low < 0xdc00 || low > 0xdfff ? -1 : 0x10000 + ((unit - 0xd800) << 10) + (low - 0xdc00);
+}
+
+static int utf8(int32_t c, char out[4])
+{
+    if (c < 0x80) return out[0] = (char)c, 1;
+    if (c < 0x800) return out[0] = (char)(0xc0 | c >> 6), out[1] = (char)(0x80 | (c & 63)), 2;
+    if (c < 0x10000) return out[0] = (char)(0xe0 | c >> 12), out[1] = (char)(0x80 | (c >> 6 & 63)), out[2] = (char)(0x80 | (c & 63)), 3;
+    return out[0] = (char)(0xf0 | c >> 18), out[1] = (char)(0x80 | (c >> 12 & 63)), out[2] = (char)(0x80 | (c >> 6 & 63)),
+           out[3] = (char)(0x80 | (c & 63)), 4;
+}
+
+/** A text; without @out it is only read. */
+static bool text(peri__json *j, char *out, size_t room)
+{
+    if (!expect(j, '"', "a text is wanted")) return false;
+    for (;;) {
+        char bytes[4];
+        int n = 1;
+        if (j->at == j->end) return peri__json_fail(j, "the text has no end");
+        char c = *j->at++;
+        if (c == '"') break;
+        bytes[0] = c;
+        if ((unsigned char)c < 0x20) return j->at--, peri__json_fail(j, "a control character in a text");
+        if (c == '\\') {
+            int32_t code = escaped(j);
+            if (code < 0) return peri__json_fail(j, "an escape sequence that is none");
+            if (code == 0 && out) return peri__json_fail(j, "a zero byte in a text");
+            n = utf8(code, bytes);
+        }
+        if (!out) continue;
+        if ((size_t)n + 1 > room) return peri__json_fail(j, "the text is too long");
+        memcpy(out, bytes, (size_t)n);
+        out += n;
+        room -= (size_t)n;
+    }
+    if (out) *out = 0;
+    return true;
+}
+
+bool peri__json_text(peri__json *j, char *out, size_t room)
+{
+    *out = 0;
+    return text(j, out, room);
+}
+
+int64_t peri__json_integer(peri__json *j)
+{
+    int64_t x = 0;
+    bool minus = next(j) == '-';
+    if (j->status < 0) return 0;
+    const char *from = j->at += minus;
+    for (; j->at < j->end && *j->at >= '0' && *j->at <= '9'; j->at++)
+        if (__builtin_mul_overflow(x, 10, &x) || __builtin_add_overflow(x, *j->at - '0', &x)) {
+            peri__json_fail(j, "the number is too large");
+            return 0;
+        }
+    bool whole =
+        j->at > from && (*from != '0' || j->at == from + 1) && (j->at == j->end || (*j->at != '.' && *j->at != 'e' && *j->at != 'E'));
+    if (!whole) peri__json_fail(j, "a whole number is wanted");
+    return whole ? minus ? -x : x : 0;
+}
+
+/** As many digits as there are; false: none. */
+static bool digits(peri__json *j)
+{
+    const char *from = j->at;
+    while (j->at < j->end && *j->at >= '0' && *j->at <= '9') j->at++;
+    return j->at > from;
+}
+
+static bool number(peri__json *j)
+{
+    if (*j->at == '-') j->at++;
+    const char *from = j->at;
+    bool good = digits(j) && (*from != '0' || j->at == from + 1);
+    if (good && j->at < j->end && *j->at == '.') {
+        j->at++;
+        good = digits(j);
+    }
+    if (good && j->at < j->end && (*j->at == 'e' || *j->at == 'E')) {
+        j->at++;
+        if (j->at < j->end && (*j->at == '+' || *j->at == '-')) j->at++;
+        good = digits(j);
+    }
+    return good || peri__json_fail(j, "a value is wanted");
+}
+
+static bool word(peri__json *j, const char *w)
+{
+    size_t n = strlen(w);
+    if ((size_t)(j->end - j->at) < n || memcmp(j->at, w, n) != 0) return false;
+    j->at += n;
+    return true;
+}
+
+bool peri__json_null(peri__json *j) { return next(j) == 'n' && word(j, "null"); }
+
+static bool skip(peri__json *j, int depth)
+{
+    char c = next(j);
+    if (j->status < 0) return false;
+    if (depth == MOST_DEPTH) return peri__json_fail(j, "lists and objects are nested too deep");
+    if (c == '"') return text(j, NULL, 0);
+    if (c == '{' || c == '[') {
+        peri__json_enter(j, c);
+        while (member(j, c == '{' ? '}' : ']')) {
+            if (c == '{' && !(text(j, NULL, 0) && expect(j, ':', "a colon is wanted behind the key"))) return false;
+            if (!skip(j, depth + 1)) return false;
+            j->first = false;
+        }
+        return j->status >= 0;
+    }
+    if (c && (word(j, "true") || word(j, "false") || word(j, "null"))) return true;
+    if (c == '-' || (c >= '0' && c <= '9')) return number(j);
+    return peri__json_fail(j, "a value is wanted");
+}
+
+bool peri__json_skip(peri__json *j, const char **from, int64_t *bytes)
+{
+    next(j);
+    const char *at = j->at;
+    bool good = skip(j, 0);
+    if (from) *from = at;
+    if (bytes) *bytes = good ? j->at - at : 0;
+    return good;
+}
+
+peri_status peri__json_close(peri__json *j)
+{
+    if (next(j) || (j->status >= 0 && j->at < j->end)) peri__json_fail(j, "something follows the end");
+    return j->status;
+}
+
+/* -- writing -------------------------------------------------------------------------------------------------------------------------- */
+
+int64_t peri__json_quoted(const char *text)
+{
+    int64_t n = 2;
+    for (const unsigned char *c = (const unsigned char *)text; *c; c++) n += *c < 0x20 ? 6 : *c == '"' || *c == '\\' ? 2 : 1;
+    return n;
+}
+
+char *peri__json_quote(char *to, const char *text)
+{
+    static const char hex[] = "0123456789abcdef";
+    *to++ = '"';
+    for (; *text; text++) {
+        unsigned char c = (unsigned char)*text;
+        if (c < 0x20) {
+            memcpy(to, "\\u00", 4);
+            to[4] = hex[c >> 4];
+            to[5] = hex[c & 15];
+            to += 6;
+            continue;
+        }
+        if (c == '"' || c == '\\') *to++ = '\\';
+        *to++ = (char)c;
+    }
+    *to++ = '"';
+    return to;
+}

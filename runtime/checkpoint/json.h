@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * json.h: a reader of JSON that the caller drives, and that allocates nothing: manifests have hundreds of thousands of entries, of which a
+ * tree would need ten times the memory, and come from strangers.
+ *
+ *     json_open(&j, text, bytes, what);            // { "a": [1, 2], "b": "x" }
+ *     json_enter(&j, '{');
+ *     while (json_key(&j, key, sizeof key)) {      // false at the '}', and after an error
+ *         if (!strcmp(key, "a")) for (json_enter(&j, '['); json_item(&j);) n = json_integer(&j);
+ *         else json_skip(&j);
+ *     }
+ *     return json_close(&j);                       // the first error, if there was one, or text behind the value
+ *
+ * After an error every function returns false, 0 or "" at once, so callers look at the end only.
+ */
+#ifndef PERI_CHECKPOINT_JSON_H
+#define PERI_CHECKPOINT_JSON_H
+
+#include "../base/internal.h"
+
+typedef struct peri__json {
+    const char *begin, *at, *end;
+    const char *what; /* what the text is, for errors: "manifest of 'x'" */
+    bool first;       /* nothing of the innermost object or list has been read yet */
+    peri_status status;
+} peri__json;
+
+void peri__json_open(peri__json *j, const char *text, int64_t bytes, const char *what);
+/** Fail with PERI_EFORMAT at the current byte; the first failure counts. Always false. */
+bool peri__json_fail(peri__json *j, const char *wrong);
+/** Expect the begin of an object ('{') or list ('['). */
+bool peri__json_enter(peri__json *j, char kind);
+/** The next key of the object, with its colon, into @key; false behind the last one, whose '}' is then read. A key that is too long is an
+ *  error. */
+bool peri__json_key(peri__json *j, char *key, size_t room);
+/** Whether the list has another value, which stands next; false behind the last one, whose ']' is then read. */
+bool peri__json_item(peri__json *j);
+/** A text into @out with its final 0. An error if it does not fit, or has a 0 in it. */
+bool peri__json_text(peri__json *j, char *out, size_t room);
+/** A whole number, -2^63 < x < 2^63. */
+int64_t peri__json_integer(peri__json *j);
+/** Step over any value; @from and @bytes (either may be NULL): where it stands. */
+bool peri__json_skip(peri__json *j, const char **from, int64_t *bytes);
+/** Whether a null stands next, which is then read. */
+bool peri__json_null(peri__json *j);
+/** The first error, or that something else than white space is left. */
+peri_status peri__json_close(peri__json *j);
+
+/** Append @text as a JSON text, with its quotes, to a buffer that has room (peri__json_quoted bytes). Returns the end. */
+char *peri__json_quote(char *to, const char *text);
+/** Bytes that peri__json_quote writes. */
+int64_t peri__json_quoted(const char *text);
+
+#endif

@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * manifest.c: manifests in memory: making them, and whether the pieces of tensors fit together. See manifest.h.
+ */
+#include "manifest.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+void peri__manifest_fini(peri__manifest *m)
+{
+    peri__free(m->text);
+    peri__free(m->numbers);
+    peri__free(m->files);
+    peri__free(m->entries);
+    peri__free(m->pieces);
+    peri__free(m->values);
+    *m = (peri__manifest){0};
+}
+
+peri_status peri__grow(void **array, int64_t *room, int64_t need, size_t element)
+{
+    if (need <= *room) return PERI_OK;
+    int64_t more = peri__max(need, *room + *room / 2 + 16);
+    void *p = peri__realloc(*array, (size_t)more * element);
+    if (!p) return PERI_ENOMEM;
+    *array = p;
+    *room = more;
+    return PERI_OK;
+}
+
+#define GROW(m, what, n) peri__grow((void **)&(m)->what, &(m)->what##_room, (m)->n_##what + (n), sizeof *(m)->what)
+
+static peri_status add_text(peri__manifest *m, const char *text, int64_t *at)
+{
+    int64_t n = (int64_t)strlen(text) + 1;
+    PERI_TRY(GROW(m, text, n));
+    memcpy(m->text + m->n_text, text, (size_t)n);
+    *at = m->n_text;
+    m->n_text += n;
+    return PERI_OK;
+}
+
+static peri_status add_numbers(peri__manifest *m, const int64_t *list, int64_t n)
+{
+    PERI_TRY(GROW(m, numbers, n));
+    if (n) memcpy(m->numbers + m->n_numbers, list, (size_t)n * sizeof *list);
+    m->n_numbers += n;
+    return PERI_OK;
+}
+
+peri_status peri__manifest_file(peri__manifest *m, const char *name, int64_t bytes, int32_t *index)
+{
+    peri__file f = {.bytes = bytes};
+    PERI_TRY(GROW(m, files, 1));
+    PERI_TRY(add_text(m, name, &f.name));
+    *index = (int32_t)m->n_files;
+    m->files[m->n_files++] = f;
+    return PERI_OK;
+}
+
+peri_status peri__manifest_entry(peri__manifest *m, const char *name, int32_t dtype, int32_t ndim, const int64_t *shape)
+{
+    peri__entry e = {.shape = m->n_numbers, .first_piece = m->n_pieces, .dtype = dtype, .ndim = ndim};
+    PERI_TRY(GROW(m, entries, 1));
+    PERI_TRY(add_numbers(m, shape, ndim));
+    PERI_TRY(add_text(m, name, &e.name));
+    m->entries[m->n_entries++] = e;
+    return PERI_OK;
+}
+
+peri_status peri__manifest_piece(peri__manifest *m, const peri_checkpoint_region *region, const peri__piece *place)
+{
+    peri__entry *e = &m->entries[m->n_entries - 1];
+    peri__piece p = *place;
+    const int64_t columns[2] = {region->column, region->columns};
+    p.numbers = m->n_numbers;
+    PERI_TRY(GROW(m, pieces, 1));
+    PERI_TRY(GROW(m, numbers, 2 * e->ndim + 2));
+    PERI_TRY(add_numbers(m, region->offset, e->ndim));
+    PERI_TRY(add_numbers(m, region->size, e->ndim));
+    PERI_TRY(add_numbers(m, columns, 2));
+    m->pieces[m->n_pieces++] = p;
+    e->n_pieces++;
+    return PERI_OK;
+}
+
+void peri__piece_region(const peri__manifest *m, const peri__entry *e, const peri__piece *p, peri_checkpoint_region *out)
+{
+    const int64_t *n = m->numbers + p->numbers;
+    *out = (peri_checkpoint_region){.column = n[2 * e->ndim], .columns = n[2 * e->ndim + 1]};
+    memcpy(out->offset, n, (size_t)e->ndim * sizeof *n);
+    memcpy(out->size, n + e->ndim, (size_t)e->ndim * sizeof *n);
+}
+
+/* -- regions --------------------------------------------------------------------------------------------------------------------------- */
+
+const char *peri__region_text(int32_t ndim, const peri_checkpoint_region *region, char *out, size_t room)
+{
+    size_t at = 0;
+    at += (size_t)snprintf(out, room, "[");
+    for (int32_t d = 0; d < ndim && at < room; d++)
+        at += (size_t)snprintf(out + at, room - at, "%s%lld:%lld", d ? "," : "", (long long)region->offset[d],
+                               (long long)(region->offset[d] + region->size[d]));
+    if (region->columns && at < room)
+        at += (size_t)snprintf(out + at, room - at, ";columns %lld:%lld", (long long)region->column,
+                               (long long)(region->column + region->columns));
+    if (at < room) snprintf(out + at, room - at, "]");
+    return out;
+}
+
+peri_status peri__region_check(const char *what, int32_t ndim, const int64_t *shape, const peri_checkpoint_region *region,
+                               int64_t *elements)
+{
+    *elements = 1;
+    for (int32_t d = 0; d < ndim; d++) {
+        int64_t offset = region->offset[d], size = region->size[d];
+        if (offset < 0 || size < 0 || offset > shape[d] || size > shape[d] - offset)
+            return peri__fail(PERI_EINVAL, "%s: dimension %d: %lld elements from %lld on, allowed: within 0 to %lld", what, d,
+                              (long long)size, (long long)offset, (long long)shape[d]);
+        if (__builtin_mul_overflow(*elements, size, elements)) return peri__fail(PERI_EINVAL, "%s: it has too many elements", what);
+    }
+    if (region->column < 0 || region->columns < 0 || region->column > INT64_MAX - region->columns || (!region->columns && region->column))
+        return peri__fail(PERI_EINVAL, "%s: columns %lld from %lld on, allowed: none, or 1 or more from 0 or later on", what,
+                          (long long)region->columns, (long long)region->column);
+    return PERI_OK;
+}
+
+/* -- do pieces fit together? ----------------------------------------------------------------------------------------------------------- */
+
+/** What the order of pieces and entries asks for: qsort has no argument of its own, and several threads may sort. */
+static int by_name(const void *a, const void *b, void *manifest)
+{
+    const peri__manifest *m = manifest;
+    int order = strcmp(peri__entry_name(m, a), peri__entry_name(m, b));
+    if (order) return order;
+    const peri__entry *x = a, *y = b;
+    return x->first_piece < y->first_piece ? -1 : x->first_piece > y->first_piece;
+}
+
+typedef struct piece_order {
+    const peri__manifest *m;
+    int32_t ndim;
+} piece_order;
+
+/** By columns, then by offset. */
+static int by_place(const void *a, const void *b, void *context)
+{
+    const piece_order *o = context;
+    const int64_t *x = o->m->numbers + ((const peri__piece *)a)->numbers, *y = o->m->numbers + ((const peri__piece *)b)->numbers;
+    for (int32_t d = 2 * o->ndim; d < 2 * o->ndim + 2; d++)
+        if (x[d] != y[d]) return x[d] < y[d] ? -1 : 1;
+    for (int32_t d = 0; d < o->ndim; d++)
+        if (x[d] != y[d]) return x[d] < y[d] ? -1 : 1;
+    return 0;
+}
+
+static bool overlap(int32_t ndim, const int64_t *x, const int64_t *y)
+{
+    for (int32_t d = 0; d < ndim; d++)
+        if (peri__max(x[d], y[d]) >= peri__min(x[d] + x[ndim + d], y[d] + y[ndim + d])) return false;
+    return true;
+}
+
+static bool same_columns(int32_t ndim, const int64_t *x, const int64_t *y)
+{
+    return x[2 * ndim] == y[2 * ndim] && x[2 * ndim + 1] == y[2 * ndim + 1];
+}
+
+/** The sorted pieces [first, past) of one set of columns: all elements of the tensor, each once. */
+static peri_status whole(const peri__manifest *m, const peri__entry *e, int64_t first, int64_t past, const char *what)
+{
+    const int32_t ndim = e->ndim;
+    int64_t found = 0, all = peri__volume(ndim, peri__entry_shape(m, e));
+    for (int64_t i = first; i < past; i++) {
+        const int64_t *x = m->numbers + m->pieces[i].numbers;
+        found += peri__volume(ndim, x + ndim); /* no overflow: each is at most `all`, and what does not overlap is at most `all` together */
+        for (int64_t k = i + 1; k < past; k++) {
+            const int64_t *y = m->numbers + m->pieces[k].numbers;
+            if (ndim && y[0] >= x[0] + x[ndim]) break; /* sorted by the first dimension */
+            if (overlap(ndim, x, y))
+                return peri__fail(PERI_EMISMATCH, "%s: tensor '%s': two of its pieces have the same elements", what,
+                                  peri__entry_name(m, e));
+        }
+    }
+    if (found == all) return PERI_OK;
+    return peri__fail(PERI_EMISMATCH, "%s: tensor '%s': its pieces have %lld of its %lld elements", what, peri__entry_name(m, e),
+                      (long long)found, (long long)all);
+}
+
+static peri_status settle_entry(peri__manifest *m, const peri__entry *e, const char *what)
+{
+    piece_order order = {m, e->ndim};
+    const int64_t stop = e->first_piece + e->n_pieces;
+    if (e->n_pieces > 1) qsort_r(m->pieces + e->first_piece, (size_t)e->n_pieces, sizeof *m->pieces, by_place, &order);
+    if (e->n_pieces == 0) return whole(m, e, 0, 0, what);
+    int64_t column = 0; /* end of the columns of the pieces so far */
+    for (int64_t i = e->first_piece, past; i < stop; i = past) {
+        const int64_t *x = m->numbers + m->pieces[i].numbers;
+        for (past = i + 1; past < stop && same_columns(e->ndim, x, m->numbers + m->pieces[past].numbers);) past++;
+        if (i > e->first_piece && x[2 * e->ndim] < column)
+            return peri__fail(PERI_EMISMATCH, "%s: tensor '%s': some of its pieces share columns, others do not", what,
+                              peri__entry_name(m, e));
+        if (x[2 * e->ndim + 1] == 0 && past < stop)
+            return peri__fail(PERI_EMISMATCH, "%s: tensor '%s': some of its pieces say their columns, others do not", what,
+                              peri__entry_name(m, e));
+        column = x[2 * e->ndim] + x[2 * e->ndim + 1];
+        PERI_TRY(whole(m, e, i, past, what));
+    }
+    return PERI_OK;
+}
+
+/** Entries are sorted: make one of those of the same name, and their pieces neighbours. */
+static peri_status join(peri__manifest *m, const char *what)
+{
+    peri__piece *pieces = peri__alloc((size_t)peri__max(m->n_pieces, 1) * sizeof *pieces);
+    int64_t n = 0, used = 0;
+    if (!pieces) return PERI_ENOMEM;
+    for (int64_t i = 0; i < m->n_entries; i++) {
+        const peri__entry e = m->entries[i];
+        peri__entry *last = n ? &m->entries[n - 1] : NULL;
+        bool again = last && strcmp(peri__entry_name(m, last), peri__entry_name(m, &e)) == 0;
+        if (again && (last->dtype != e.dtype || last->ndim != e.ndim ||
+                      memcmp(peri__entry_shape(m, last), peri__entry_shape(m, &e), (size_t)e.ndim * sizeof *m->numbers) != 0)) {
+            peri__free(pieces);
+            return peri__fail(PERI_EMISMATCH, "%s: tensor '%s' has two dtypes or shapes", what, peri__entry_name(m, &e));
+        }
+        if (e.n_pieces) memcpy(pieces + used, m->pieces + e.first_piece, (size_t)e.n_pieces * sizeof *pieces);
+        if (again) {
+            last->n_pieces += e.n_pieces;
+        } else {
+            m->entries[n] = e;
+            m->entries[n++].first_piece = used;
+        }
+        used += e.n_pieces;
+    }
+    peri__free(m->pieces);
+    m->pieces = pieces;
+    m->pieces_room = peri__max(m->n_pieces, 1);
+    m->n_entries = n;
+    return PERI_OK;
+}
+
+peri_status peri__manifest_settle(peri__manifest *m, const char *what)
+{
+    if (m->n_entries > 1) qsort_r(m->entries, (size_t)m->n_entries, sizeof *m->entries, by_name, m);
+    PERI_TRY(join(m, what));
+    for (int64_t i = 0; i < m->n_entries; i++) PERI_TRY(settle_entry(m, &m->entries[i], what));
+    return PERI_OK;
+}

@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * manifest.h: what a checkpoint holds, in memory: files, tensors, and the pieces of each tensor. A writer fills it piece by piece,
+ * publishing joins those of all ranks, and opening reads one. As a text it is the manifest of docs/checkpoints.md.
+ *
+ * Example: table t of 10 x 4 in two pieces, written by two ranks.
+ *
+ *     files     0 "rank-0.safetensors"           1 "rank-1.safetensors"
+ *     entries   "t", F32, shape [10, 4], first_piece 0, n_pieces 2
+ *     pieces    0: file 0, rows 0 to 5           1: file 1, rows 5 to 10
+ *
+ * Everything of variable length lies in two pools, `text` and `numbers`, by index: a model of 100,000 tables has 300,000 pieces.
+ */
+#ifndef PERI_CHECKPOINT_MANIFEST_H
+#define PERI_CHECKPOINT_MANIFEST_H
+
+#include "../base/internal.h"
+
+#include <perilune/checkpoint.h>
+
+enum {
+    PERI__NAME_MOST = 1000,               /* bytes of a tensor's name */
+    PERI__CHECKPOINT_MOST = 1 << 30,      /* bytes of a manifest, or of the header of a safetensors file that we read */
+    PERI__HEADER_MOST = 100 * 1000 * 1000 /* bytes of a header that the safetensors library reads */
+};
+#define PERI__MANIFEST "manifest.json"
+
+typedef struct peri__file {
+    int64_t name;  /* in text */
+    int64_t bytes; /* of the whole file */
+} peri__file;
+
+typedef struct peri__piece {
+    int64_t numbers; /* in numbers: offset[ndim], size[ndim], column, columns */
+    int64_t begin, bytes;
+    uint64_t checksum;
+    int32_t file;
+    bool checked; /* there is a checksum */
+} peri__piece;
+
+typedef struct peri__entry {
+    int64_t name;  /* in text */
+    int64_t shape; /* in numbers */
+    int64_t first_piece, n_pieces;
+    int32_t dtype, ndim;
+} peri__entry;
+
+typedef struct peri__manifest {
+    char *text;
+    int64_t *numbers;
+    peri__file *files;
+    peri__entry *entries;
+    peri__piece *pieces;
+    int64_t n_text, n_numbers, n_files, n_entries, n_pieces;
+    int64_t text_room, numbers_room, files_room, entries_room, pieces_room; /* what there is memory for */
+    char *values;
+    char digest[PERI_CHECKPOINT_DIGEST + 1], parent[PERI_CHECKPOINT_DIGEST + 1];
+} peri__manifest;
+
+void peri__manifest_fini(peri__manifest *m);
+/** The manifest of an open checkpoint. Borrowed. */
+const peri__manifest *peri__checkpoint_manifest(const peri_checkpoint *c);
+
+static inline const char *peri__manifest_text(const peri__manifest *m, int64_t at) { return m->text + at; }
+static inline const char *peri__entry_name(const peri__manifest *m, const peri__entry *e) { return m->text + e->name; }
+static inline const int64_t *peri__entry_shape(const peri__manifest *m, const peri__entry *e) { return m->numbers + e->shape; }
+void peri__piece_region(const peri__manifest *m, const peri__entry *e, const peri__piece *p, peri_checkpoint_region *out);
+
+/** Append a file; its index in @index. */
+peri_status peri__manifest_file(peri__manifest *m, const char *name, int64_t bytes, int32_t *index);
+/** Append a tensor without pieces. */
+peri_status peri__manifest_entry(peri__manifest *m, const char *name, int32_t dtype, int32_t ndim, const int64_t *shape);
+/** Append a piece to the last tensor; place: all but `numbers`. */
+peri_status peri__manifest_piece(peri__manifest *m, const peri_checkpoint_region *region, const peri__piece *place);
+
+/** The elements of a region. PERI_EINVAL, in the name of @what, unless it lies within @shape and does not overflow. */
+peri_status peri__region_check(const char *what, int32_t ndim, const int64_t *shape, const peri_checkpoint_region *region,
+                               int64_t *elements);
+/** The product of the sizes of a region that was checked. */
+static inline int64_t peri__volume(int32_t ndim, const int64_t *size)
+{
+    int64_t n = 1;
+    for (int32_t d = 0; d < ndim; d++) n *= size[d];
+    return n;
+}
+/** A region as text, "[0:5, 0:4]". */
+const char *peri__region_text(int32_t ndim, const peri_checkpoint_region *region, char *out, size_t room);
+
+/** Sort tensors by name, join those of the same name, and see that the pieces of each are whole and do not overlap. @what: for errors. */
+peri_status peri__manifest_settle(peri__manifest *m, const char *what);
+/** Append what the text of a manifest says. @part: the text of one rank, which has no checksum. */
+peri_status peri__manifest_parse(peri__manifest *m, const char *text, int64_t bytes, bool part, const char *what);
+/** The text of a manifest; @facts NULL: a part, without values and checksum. @out new (peri__free). Sets m->digest unless it is a part. */
+peri_status peri__manifest_print(peri__manifest *m, const peri_checkpoint_facts *facts, char **out, int64_t *bytes);
+/** Append what the header of safetensors file @name says: one tensor each, of one piece without a checksum. @file_bytes: of the
+ *  whole file. */
+peri_status peri__safetensors_parse(peri__manifest *m, const char *name, int64_t file_bytes, const char *header, int64_t bytes,
+                                    const char *what);
+/** The first bytes of safetensors file @file, up to its data, which are its pieces one after the other; sets
+ *  their `begin` and the bytes of the file. */
+peri_status peri__safetensors_print(peri__manifest *m, int32_t file, char **out, int64_t *bytes);
+
+/** safetensors' name of a dtype, NULL if it has none; and the dtype of a name, -1 if there is none. */
+const char *peri__safetensors_dtype(int32_t dtype);
+int32_t peri__safetensors_dtype_of(const char *name);
+
+/** A buffer that grows. */
+typedef struct peri__buffer {
+    char *data;
+    int64_t bytes, room;
+    peri_status status;
+} peri__buffer;
+void peri__buffer_print(peri__buffer *b, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void peri__buffer_quote(peri__buffer *b, const char *text);
+void peri__buffer_append(peri__buffer *b, const char *text, int64_t bytes);
+
+/** Make room for @need elements of @element bytes in an array of room *@room. */
+peri_status peri__grow(void **array, int64_t *room, int64_t need, size_t element);
+
+#endif

@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * publish.c: the parts of all ranks become one manifest, and the folder gets its name: until then there is no checkpoint.
+ */
+#include "files.h"
+#include "json.h"
+#include "manifest.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define LATE_SECONDS 30.0 /* in which a file that another host wrote must be here */
+
+/** The manifest of all ranks. */
+static peri_status join(const char *folder, const char *const *parts, int32_t n, peri__manifest *m)
+{
+    char what[PERI_MESSAGE_MAX], path[PATH_MAX];
+    for (int32_t r = 0; r < n; r++) {
+        if (!parts[r]) return peri__fail(PERI_EINVAL, "peri_checkpoint_publish: part %d is missing", r);
+        snprintf(what, sizeof what, "peri_checkpoint_publish: part %d", r);
+        PERI_TRY(peri__manifest_parse(m, parts[r], (int64_t)strlen(parts[r]), true, what));
+    }
+    snprintf(what, sizeof what, "checkpoint in '%.300s'", folder);
+    PERI_TRY(peri__manifest_settle(m, what));
+    for (int64_t f = 0; f < m->n_files; f++) {
+        PERI_TRY(peri__path_join(folder, peri__manifest_text(m, m->files[f].name), path));
+        PERI_TRY(peri__file_await(path, m->files[f].bytes, LATE_SECONDS));
+    }
+    return PERI_OK;
+}
+
+/** Write the manifest into the folder, under its name only when it is on the disk. */
+static peri_status write_manifest(const char *folder, const char *text, int64_t bytes)
+{
+    char fresh[PATH_MAX], path[PATH_MAX];
+    int fd;
+    PERI_TRY(peri__path_join(folder, PERI__MANIFEST ".new", fresh));
+    PERI_TRY(peri__path_join(folder, PERI__MANIFEST, path));
+    PERI_TRY(peri__file_create(fresh, &fd));
+    peri_status status = peri__file_put(fd, fresh, text, bytes, 0);
+    peri_status end = peri__file_finish(fd, fresh);
+    if (status >= 0) status = end;
+    if (status >= 0 && rename(fresh, path) != 0) {
+        int why = errno;
+        status = peri__fail(PERI_EIO, "checkpoint: renaming '%.300s': %s", fresh, strerror(why));
+    }
+    if (status < 0) unlink(fresh);
+    else status = peri__folder_sync(folder);
+    return status;
+}
+
+/** Whether the checkpoint at @path may be replaced: it must be one, since what it replaces is removed. */
+static peri_status replaceable(const char *path, bool replace)
+{
+    char manifest[PATH_MAX];
+    struct stat s;
+    if (lstat(path, &s) != 0) return PERI_OK;
+    if (!replace)
+        return peri__fail(PERI_EINVAL, "checkpoint: '%.300s' is there already; remove it, take another name, or ask to replace it", path);
+    PERI_TRY(peri__path_join(path, PERI__MANIFEST, manifest));
+    if (S_ISDIR(s.st_mode) && lstat(manifest, &s) == 0) return PERI_OK;
+    return peri__fail(PERI_EINVAL,
+                      "checkpoint: '%.300s' is there and is no checkpoint, so it is not replaced; remove it, or take another name", path);
+}
+
+peri_status peri_checkpoint_remove(const char *path)
+{
+    char file[PATH_MAX];
+    peri_checkpoint *c;
+    PERI_NEED(path);
+    PERI_TRY(peri__path_join(path, PERI__MANIFEST, file));
+    PERI_TRY(peri_checkpoint_open(path, &c));
+    const peri__manifest *m = peri__checkpoint_manifest(c);
+    peri_status status = unlink(file) == 0 ? PERI_OK : PERI_EIO; /* first: what is half removed is no checkpoint */
+    for (int64_t f = 0; status >= 0 && f < m->n_files; f++) {
+        status = peri__path_join(path, peri__manifest_text(m, m->files[f].name), file);
+        if (status >= 0 && unlink(file) != 0 && errno != ENOENT) status = PERI_EIO;
+    }
+    if (status >= 0 && rmdir(path) != 0) {
+        status = PERI_EIO;
+        snprintf(file, sizeof file, "%s", path);
+    }
+    int why = errno;
+    peri_checkpoint_release(c);
+    if (status == PERI_EIO)
+        return peri__fail(PERI_EIO, "checkpoint: removing '%.300s': %s%s", file, strerror(why),
+                          why == ENOTEMPTY || why == EEXIST ? ": it has files that are not of the checkpoint" : "");
+    return status;
+}
+
+/** Give @folder its name. An old checkpoint of that name is whole until then, and removed afterwards. */
+static peri_status give_name(const char *folder, const char *path, bool replace)
+{
+    char parent[PATH_MAX];
+    if (renameat2(AT_FDCWD, folder, AT_FDCWD, path, RENAME_NOREPLACE) == 0) goto named;
+    if (errno == EINVAL || errno == ENOSYS) { /* a file system without: rename never replaces a folder that has files */
+        if (access(path, F_OK) != 0 && rename(folder, path) == 0) goto named;
+    }
+    if (errno != EEXIST && errno != ENOTEMPTY && access(path, F_OK) != 0) {
+        int why = errno;
+        return peri__fail(PERI_EIO, "checkpoint: renaming '%.200s' to '%.200s': %s", folder, path, strerror(why));
+    }
+    PERI_TRY(replaceable(path, replace));
+    if (renameat2(AT_FDCWD, folder, AT_FDCWD, path, RENAME_EXCHANGE) != 0) {
+        int why = errno;
+        return peri__fail(PERI_EIO,
+                          "checkpoint: exchanging '%.200s' for '%.200s': %s; this file system cannot replace a checkpoint: save under "
+                          "another name",
+                          path, folder, strerror(why));
+    }
+    if (peri_checkpoint_remove(folder) < 0) /* the new one is there: what is left of the old one is no error */
+        peri__log(PERI_LOG_WARN, "checkpoint: '%s' was replaced; the old one stays as '%s': %s", path, folder, peri_error_message());
+named:
+    snprintf(parent, sizeof parent, "%s", path);
+    char *slash = strrchr(parent, '/');
+    if (slash == parent) slash[1] = 0;
+    else if (slash) *slash = 0;
+    else snprintf(parent, sizeof parent, ".");
+    return peri__folder_sync(parent);
+}
+
+/** PERI_EINVAL unless @text is one JSON value. */
+static peri_status check_values(const char *text)
+{
+    peri__json j;
+    peri__json_open(&j, text, (int64_t)strlen(text), "peri_checkpoint_publish: values");
+    peri__json_skip(&j, NULL, NULL);
+    return peri__json_close(&j) < 0 ? PERI_EINVAL : PERI_OK;
+}
+
+peri_status peri_checkpoint_publish(const char *folder, const char *path, const char *const *parts, int32_t n,
+                                    const peri_checkpoint_facts *facts, bool replace, char digest[PERI_CHECKPOINT_DIGEST + 1])
+{
+    static const peri_checkpoint_facts nothing;
+    peri__manifest m = {0};
+    char *text = NULL;
+    int64_t bytes;
+    PERI_NEED(folder);
+    PERI_NEED(path);
+    PERI_NEED(parts);
+    PERI_NEED(digest);
+    if (n < 1) return peri__fail(PERI_EINVAL, "peri_checkpoint_publish: %d parts, allowed: 1 or more", n);
+    if (!*path || strlen(path) >= PATH_MAX) return peri__fail(PERI_EINVAL, "peri_checkpoint_publish: a path of %zu bytes", strlen(path));
+    if (!facts) facts = &nothing;
+    if (facts->values) PERI_TRY(check_values(facts->values));
+    if (facts->parent &&
+        (strlen(facts->parent) != PERI_CHECKPOINT_DIGEST || strspn(facts->parent, "0123456789abcdef") != PERI_CHECKPOINT_DIGEST))
+        return peri__fail(PERI_EINVAL, "peri_checkpoint_publish: parent '%.40s' is no digest (%d hexadecimal digits)", facts->parent,
+                          PERI_CHECKPOINT_DIGEST);
+    peri_status status = replaceable(path, replace);
+    if (status >= 0) status = join(folder, parts, n, &m);
+    if (status >= 0) status = peri__manifest_print(&m, facts, &text, &bytes);
+    if (status >= 0) status = write_manifest(folder, text, bytes);
+    if (status >= 0) status = give_name(folder, path, replace);
+    if (status >= 0) memcpy(digest, m.digest, sizeof m.digest);
+    peri__free(text);
+    peri__manifest_fini(&m);
+    return status;
+}

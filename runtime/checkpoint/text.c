@@ -1,0 +1,445 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * text.c: manifests and the headers of safetensors files as texts. See manifest.h; the formats are in docs/checkpoints.md.
+ */
+#include "json.h"
+#include "manifest.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <xxhash.h>
+
+/* -- dtypes --------------------------------------------------------------------------------------------------------------------------- */
+
+static const char *const dtypes[PERI_DTYPE_COUNT] = {
+    [PERI_F64] = "F64", [PERI_F32] = "F32", [PERI_F16] = "F16", [PERI_BF16] = "BF16", [PERI_I64] = "I64", [PERI_I32] = "I32",
+    [PERI_I16] = "I16", [PERI_I8] = "I8",   [PERI_U8] = "U8",   [PERI_BOOL] = "BOOL", [PERI_C64] = "C64"};
+
+const char *peri__safetensors_dtype(int32_t dtype) { return dtype >= 0 && dtype < PERI_DTYPE_COUNT ? dtypes[dtype] : NULL; }
+
+int32_t peri__safetensors_dtype_of(const char *name)
+{
+    for (int32_t d = 0; d < PERI_DTYPE_COUNT; d++)
+        if (dtypes[d] && strcmp(dtypes[d], name) == 0) return d;
+    return -1;
+}
+
+/* -- a buffer that grows -------------------------------------------------------------------------------------------------------------- */
+
+static bool room_for(peri__buffer *b, int64_t n)
+{
+    if (b->status < 0) return false;
+    b->status = peri__grow((void **)&b->data, &b->room, b->bytes + n + 1, 1);
+    return b->status >= 0;
+}
+
+void peri__buffer_append(peri__buffer *b, const char *text, int64_t bytes)
+{
+    if (!room_for(b, bytes)) return;
+    memcpy(b->data + b->bytes, text, (size_t)bytes);
+    b->bytes += bytes;
+    b->data[b->bytes] = 0;
+}
+
+void peri__buffer_print(peri__buffer *b, const char *format, ...)
+{
+    char line[256];
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    PERI_ASSERT(n >= 0 && n < (int)sizeof line);
+    peri__buffer_append(b, line, n);
+}
+
+void peri__buffer_quote(peri__buffer *b, const char *text)
+{
+    int64_t n = peri__json_quoted(text);
+    if (!room_for(b, n)) return;
+    peri__json_quote(b->data + b->bytes, text);
+    b->bytes += n;
+    b->data[b->bytes] = 0;
+}
+
+static void print_numbers(peri__buffer *b, const int64_t *list, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++) peri__buffer_print(b, "%s%lld", i ? "," : "[", (long long)list[i]);
+    peri__buffer_print(b, n ? "]" : "[]");
+}
+
+/* -- printing ------------------------------------------------------------------------------------------------------------------------- */
+
+static void print_piece(const peri__manifest *m, const peri__entry *e, const peri__piece *p, peri__buffer *b)
+{
+    const int64_t *n = m->numbers + p->numbers;
+    peri__buffer_print(b, "{\"file\":%d,\"begin\":%lld,\"bytes\":%lld", p->file, (long long)p->begin, (long long)p->bytes);
+    if (p->checked) peri__buffer_print(b, ",\"xxh3\":\"%016" PRIx64 "\"", p->checksum);
+    peri__buffer_print(b, ",\"offset\":");
+    print_numbers(b, n, e->ndim);
+    peri__buffer_print(b, ",\"size\":");
+    print_numbers(b, n + e->ndim, e->ndim);
+    if (n[2 * e->ndim + 1]) {
+        peri__buffer_print(b, ",\"columns\":");
+        print_numbers(b, n + 2 * e->ndim, 2);
+    }
+    peri__buffer_print(b, "}");
+}
+
+static const char checksum_key[] = ",\n\"checksum\":\"", checksum_end[] = "\"}\n";
+enum { CHECKSUM_BYTES = sizeof checksum_key - 1 + PERI_CHECKPOINT_DIGEST + sizeof checksum_end - 1 };
+
+static void digest_of(const void *data, int64_t bytes, char digest[PERI_CHECKPOINT_DIGEST + 1])
+{
+    XXH128_hash_t h = XXH3_128bits(data, (size_t)bytes);
+    snprintf(digest, PERI_CHECKPOINT_DIGEST + 1, "%016" PRIx64 "%016" PRIx64, (uint64_t)h.high64, (uint64_t)h.low64);
+}
+
+peri_status peri__manifest_print(peri__manifest *m, const peri_checkpoint_facts *facts, char **out, int64_t *bytes)
+{
+    peri__buffer b = {0};
+    const char *values = facts && facts->values ? facts->values : "{}";
+    peri__buffer_print(&b, "{\"format\":\"perilune-checkpoint\",\"version\":%d", PERI_CHECKPOINT_VERSION);
+    if (facts) {
+        peri__buffer_print(&b, ",\n\"parent\":");
+        if (facts->parent) peri__buffer_quote(&b, facts->parent);
+        else peri__buffer_print(&b, "null");
+        peri__buffer_print(&b, ",\n\"values\":");
+        peri__buffer_append(&b, values, (int64_t)strlen(values));
+    }
+    peri__buffer_print(&b, ",\n\"files\":[");
+    for (int64_t f = 0; f < m->n_files; f++) {
+        peri__buffer_print(&b, "%s\n{\"name\":", f ? "," : "");
+        peri__buffer_quote(&b, peri__manifest_text(m, m->files[f].name));
+        peri__buffer_print(&b, ",\"bytes\":%lld}", (long long)m->files[f].bytes);
+    }
+    peri__buffer_print(&b, "],\n\"tensors\":[");
+    for (int64_t i = 0; i < m->n_entries; i++) {
+        const peri__entry *e = &m->entries[i];
+        peri__buffer_print(&b, "%s\n{\"name\":", i ? "," : "");
+        peri__buffer_quote(&b, peri__entry_name(m, e));
+        peri__buffer_print(&b, ",\"dtype\":\"%s\",\"shape\":", dtypes[e->dtype]);
+        print_numbers(&b, peri__entry_shape(m, e), e->ndim);
+        peri__buffer_print(&b, ",\"pieces\":[");
+        for (int64_t k = 0; k < e->n_pieces; k++) {
+            if (k) peri__buffer_print(&b, ",");
+            print_piece(m, e, &m->pieces[e->first_piece + k], &b);
+        }
+        peri__buffer_print(&b, "]}");
+    }
+    peri__buffer_print(&b, "]");
+    if (facts) {
+        digest_of(b.data, b.bytes, m->digest);
+        peri__buffer_print(&b, "%s%s%s", checksum_key, m->digest, checksum_end);
+    } else {
+        peri__buffer_print(&b, "}\n");
+    }
+    if (b.status < 0) {
+        peri__free(b.data);
+        return b.status;
+    }
+    *out = b.data;
+    *bytes = b.bytes;
+    return PERI_OK;
+}
+
+/* -- parsing -------------------------------------------------------------------------------------------------------------------------- */
+
+/** A list of at most @most numbers; the number of them, -1 after an error. */
+static int32_t parse_numbers(peri__json *j, int64_t *list, int32_t most)
+{
+    int32_t n = 0;
+    peri__json_enter(j, '[');
+    while (peri__json_item(j)) {
+        if (n == most) {
+            peri__json_fail(j, "the list is too long");
+            return -1;
+        }
+        list[n++] = peri__json_integer(j);
+    }
+    return j->status < 0 ? -1 : n;
+}
+
+/** Files are in the checkpoint's folder, and nowhere else. */
+static bool plain_name(const char *name)
+{
+    return *name && !strchr(name, '/') && strcmp(name, ".") != 0 && strcmp(name, "..") != 0 && strcmp(name, PERI__MANIFEST) != 0;
+}
+
+static bool parse_file(peri__manifest *m, peri__json *j)
+{
+    char key[32], name[256] = "";
+    int64_t bytes = -1;
+    int32_t index;
+    peri__json_enter(j, '{');
+    while (peri__json_key(j, key, sizeof key)) {
+        if (strcmp(key, "name") == 0) peri__json_text(j, name, sizeof name);
+        else if (strcmp(key, "bytes") == 0) bytes = peri__json_integer(j);
+        else peri__json_skip(j, NULL, NULL);
+    }
+    if (j->status < 0) return false;
+    if (!plain_name(name)) return peri__json_fail(j, "a file's name is no plain name in the folder");
+    if (bytes < 0) return peri__json_fail(j, "a file without its bytes");
+    if (m->n_files == INT32_MAX) return peri__json_fail(j, "too many files");
+    j->status = peri__manifest_file(m, name, bytes, &index);
+    return j->status >= 0;
+}
+
+static bool parse_sum(peri__json *j, uint64_t *sum)
+{
+    char text[17], *end;
+    if (!peri__json_text(j, text, sizeof text)) return false;
+    *sum = strtoull(text, &end, 16);
+    return (strlen(text) == 16 && strspn(text, "0123456789abcdef") == 16) || peri__json_fail(j, "xxh3 has 16 hexadecimal digits");
+}
+
+/** A piece of the last entry. @files: those of this text begin here. */
+static bool parse_piece(peri__manifest *m, peri__json *j, int64_t files)
+{
+    char key[32];
+    const peri__entry e = m->entries[m->n_entries - 1];
+    peri__piece p = {.begin = -1, .bytes = -1};
+    peri_checkpoint_region region = {0};
+    int64_t file = -1, columns[2] = {0}, elements, need;
+    int32_t offsets = -1, sizes = -1, n = 2;
+    peri__json_enter(j, '{');
+    while (peri__json_key(j, key, sizeof key)) {
+        if (strcmp(key, "file") == 0) file = peri__json_integer(j);
+        else if (strcmp(key, "begin") == 0) p.begin = peri__json_integer(j);
+        else if (strcmp(key, "bytes") == 0) p.bytes = peri__json_integer(j);
+        else if (strcmp(key, "xxh3") == 0) p.checked = parse_sum(j, &p.checksum);
+        else if (strcmp(key, "offset") == 0) offsets = parse_numbers(j, region.offset, PERI_MAX_DIMS);
+        else if (strcmp(key, "size") == 0) sizes = parse_numbers(j, region.size, PERI_MAX_DIMS);
+        else if (strcmp(key, "columns") == 0) n = parse_numbers(j, columns, 2);
+        else peri__json_skip(j, NULL, NULL);
+    }
+    if (j->status < 0) return false;
+    region.column = columns[0];
+    region.columns = columns[1];
+    if (file < 0 || file >= m->n_files - files) return peri__json_fail(j, "a piece in a file that is not listed");
+    if (offsets != e.ndim || sizes != e.ndim || n != 2) return peri__json_fail(j, "a piece of other dimensions than its tensor");
+    j->status = peri__region_check(j->what, e.ndim, peri__entry_shape(m, &e), &region, &elements);
+    if (j->status < 0) return false;
+    p.file = (int32_t)(files + file);
+    if (__builtin_mul_overflow(elements, peri_dtype_size(e.dtype), &need) || p.bytes != need)
+        return peri__json_fail(j, "a piece whose bytes are not those of its elements");
+    if (p.begin < 0 || p.begin > m->files[p.file].bytes || p.bytes > m->files[p.file].bytes - p.begin)
+        return peri__json_fail(j, "a piece that lies outside its file");
+    j->status = peri__manifest_piece(m, &region, &p);
+    return j->status >= 0;
+}
+
+/** A tensor whose elements can be counted, without pieces. */
+static bool add_entry(peri__manifest *m, peri__json *j, const char *name, int32_t dtype, int32_t ndim, const int64_t *shape)
+{
+    int64_t elements;
+    peri_checkpoint_region all = {0};
+    if (!*name) return peri__json_fail(j, "a tensor without a name");
+    if (dtype < 0) return peri__json_fail(j, "a tensor whose dtype is none of F64, F32, F16, BF16, I64, I32, I16, I8, U8, BOOL, C64");
+    if (ndim < 0) return peri__json_fail(j, "a tensor without a shape");
+    memcpy(all.size, shape, (size_t)ndim * sizeof *shape);
+    j->status = peri__region_check(j->what, ndim, shape, &all, &elements);
+    if (j->status >= 0 && elements > INT64_MAX / 16) return peri__json_fail(j, "a tensor of too many elements");
+    if (j->status >= 0) j->status = peri__manifest_entry(m, name, dtype, ndim, shape);
+    return j->status >= 0;
+}
+
+static bool parse_tensor(peri__manifest *m, peri__json *j, int64_t files)
+{
+    char key[32], name[PERI__NAME_MOST + 1] = "", dtype[8] = "";
+    int64_t shape[PERI_MAX_DIMS];
+    int32_t ndim = -1;
+    bool pieces = false;
+    peri__json_enter(j, '{');
+    while (peri__json_key(j, key, sizeof key)) {
+        if (strcmp(key, "name") == 0) {
+            peri__json_text(j, name, sizeof name);
+        } else if (strcmp(key, "dtype") == 0) {
+            peri__json_text(j, dtype, sizeof dtype);
+        } else if (strcmp(key, "shape") == 0) {
+            ndim = parse_numbers(j, shape, PERI_MAX_DIMS);
+        } else if (strcmp(key, "pieces") == 0) {
+            if (pieces) return peri__json_fail(j, "two lists of pieces");
+            if (!add_entry(m, j, name, peri__safetensors_dtype_of(dtype), ndim, shape)) return false;
+            pieces = true;
+            for (peri__json_enter(j, '['); peri__json_item(j);)
+                if (!parse_piece(m, j, files)) return false;
+        } else {
+            peri__json_skip(j, NULL, NULL);
+        }
+    }
+    return j->status >= 0 && (pieces || peri__json_fail(j, "a tensor without pieces"));
+}
+
+/** Keep a value of the manifest as the text that it is. */
+static bool keep_values(peri__manifest *m, peri__json *j)
+{
+    const char *from;
+    int64_t bytes;
+    if (!peri__json_skip(j, &from, &bytes)) return false;
+    if (m->values) return peri__json_fail(j, "two values");
+    m->values = peri__alloc((size_t)bytes + 1);
+    if (!m->values) return j->status = PERI_ENOMEM, false;
+    memcpy(m->values, from, (size_t)bytes);
+    m->values[bytes] = 0;
+    return true;
+}
+
+static bool hexadecimal(const char *text)
+{
+    return strspn(text, "0123456789abcdef") == PERI_CHECKPOINT_DIGEST && !text[PERI_CHECKPOINT_DIGEST];
+}
+
+static bool parse_key(peri__manifest *m, peri__json *j, const char *key, int64_t files, bool *format)
+{
+    char text[64];
+    if (strcmp(key, "format") == 0) {
+        *format = peri__json_text(j, text, sizeof text) && strcmp(text, "perilune-checkpoint") == 0;
+        return *format || peri__json_fail(j, "the format is not perilune-checkpoint");
+    }
+    if (strcmp(key, "version") == 0) {
+        int64_t version = peri__json_integer(j);
+        if (j->status < 0 || version == PERI_CHECKPOINT_VERSION) return j->status >= 0;
+        j->status =
+            peri__fail(PERI_EFORMAT, "%s: version %lld of the format, this library reads %d; read it with the library that wrote it",
+                       j->what, (long long)version, PERI_CHECKPOINT_VERSION);
+        return false;
+    }
+    if (strcmp(key, "parent") == 0) {
+        if (peri__json_null(j)) return true;
+        return peri__json_text(j, m->parent, sizeof m->parent) &&
+               (hexadecimal(m->parent) || peri__json_fail(j, "the parent is no digest (32 hexadecimal digits)"));
+    }
+    if (strcmp(key, "values") == 0) return keep_values(m, j);
+    if (strcmp(key, "files") == 0) {
+        for (peri__json_enter(j, '['); peri__json_item(j);)
+            if (!parse_file(m, j)) return false;
+    } else if (strcmp(key, "tensors") == 0) {
+        for (peri__json_enter(j, '['); peri__json_item(j);)
+            if (!parse_tensor(m, j, files)) return false;
+    } else {
+        peri__json_skip(j, NULL, NULL);
+    }
+    return j->status >= 0;
+}
+
+/** A manifest ends with the checksum of all that comes before. */
+static peri_status check_end(peri__manifest *m, const char *text, int64_t bytes, const char *what)
+{
+    const int64_t at = bytes - CHECKSUM_BYTES;
+    char own[PERI_CHECKPOINT_DIGEST + 1];
+    const char *sum = text + at + sizeof checksum_key - 1;
+    if (at < 0 || memcmp(text + at, checksum_key, sizeof checksum_key - 1) != 0 ||
+        memcmp(sum + PERI_CHECKPOINT_DIGEST, checksum_end, sizeof checksum_end - 1) != 0)
+        return peri__fail(PERI_EFORMAT, "%s: it does not end with its checksum: it is cut short, or was changed by hand", what);
+    memcpy(m->digest, sum, PERI_CHECKPOINT_DIGEST);
+    m->digest[PERI_CHECKPOINT_DIGEST] = 0;
+    digest_of(text, at, own);
+    if (memcmp(own, m->digest, sizeof own) == 0) return PERI_OK;
+    return peri__fail(PERI_EFORMAT, "%s: it is damaged: its checksum is %.32s, that of its bytes %s", what, m->digest, own);
+}
+
+peri_status peri__manifest_parse(peri__manifest *m, const char *text, int64_t bytes, bool part, const char *what)
+{
+    peri__json j;
+    char key[64];
+    bool format = false;
+    const int64_t files = m->n_files;
+    if (!part) PERI_TRY(check_end(m, text, bytes, what));
+    peri__json_open(&j, text, bytes, what);
+    peri__json_enter(&j, '{');
+    while (peri__json_key(&j, key, sizeof key))
+        if (!parse_key(m, &j, key, files, &format)) break;
+    PERI_TRY(peri__json_close(&j));
+    if (!format) return peri__fail(PERI_EFORMAT, "%s: it does not say that its format is perilune-checkpoint", what);
+    return PERI_OK;
+}
+
+/* -- safetensors ---------------------------------------------------------------------------------------------------------------------- */
+
+static bool parse_named(peri__manifest *m, peri__json *j, const char *name, int32_t file, int64_t data)
+{
+    char key[32], dtype[8] = "";
+    int64_t shape[PERI_MAX_DIMS], at[2];
+    int32_t ndim = -1, n = -1;
+    peri__json_enter(j, '{');
+    while (peri__json_key(j, key, sizeof key)) {
+        if (strcmp(key, "dtype") == 0) peri__json_text(j, dtype, sizeof dtype);
+        else if (strcmp(key, "shape") == 0) ndim = parse_numbers(j, shape, PERI_MAX_DIMS);
+        else if (strcmp(key, "data_offsets") == 0) n = parse_numbers(j, at, 2);
+        else peri__json_skip(j, NULL, NULL);
+    }
+    if (j->status < 0 || !add_entry(m, j, name, peri__safetensors_dtype_of(dtype), ndim, shape)) return false;
+    const int64_t bytes = m->files[file].bytes - data;
+    peri_checkpoint_region all = {0};
+    memcpy(all.size, shape, (size_t)ndim * sizeof *shape);
+    if (n != 2 || at[0] < 0 || at[1] < at[0] || at[1] > bytes) return peri__json_fail(j, "data_offsets that lie outside the file");
+    if (at[1] - at[0] != peri__volume(ndim, shape) * peri_dtype_size(m->entries[m->n_entries - 1].dtype))
+        return peri__json_fail(j, "data_offsets that do not fit dtype and shape");
+    j->status = peri__manifest_piece(m, &all, &(peri__piece){.begin = data + at[0], .bytes = at[1] - at[0], .file = file});
+    return j->status >= 0;
+}
+
+peri_status peri__safetensors_parse(peri__manifest *m, const char *name, int64_t file_bytes, const char *header, int64_t bytes,
+                                    const char *what)
+{
+    peri__json j;
+    int32_t file;
+    char key[PERI__NAME_MOST + 1];
+    PERI_TRY(peri__manifest_file(m, name, file_bytes, &file));
+    peri__json_open(&j, header, bytes, what);
+    peri__json_enter(&j, '{');
+    while (peri__json_key(&j, key, sizeof key)) {
+        if (strcmp(key, "__metadata__") == 0) peri__json_skip(&j, NULL, NULL);
+        else if (!parse_named(m, &j, key, file, 8 + bytes)) break;
+    }
+    return peri__json_close(&j);
+}
+
+peri_status peri__safetensors_print(peri__manifest *m, int32_t file, char **out, int64_t *bytes)
+{
+    enum { ALIGN = 64 }; /* where data begin: readers that map the file find them aligned */
+    peri__buffer b = {0};
+    int64_t at = 0;
+    peri__buffer_append(&b, "\0\0\0\0\0\0\0\0", 8);
+    peri__buffer_print(&b, "{\"__metadata__\":{\"format\":\"perilune-checkpoint\"}");
+    for (int64_t i = 0; i < m->n_entries; i++) {
+        const peri__entry *e = &m->entries[i];
+        for (int64_t k = e->first_piece; k < e->first_piece + e->n_pieces; k++) {
+            peri__piece *p = &m->pieces[k];
+            char name[PERI__NAME_MOST + 400], place[400];
+            peri_checkpoint_region region;
+            if (p->file != file) continue;
+            peri__piece_region(m, e, p, &region);
+            bool all = !region.columns && memcmp(region.size, peri__entry_shape(m, e), (size_t)e->ndim * sizeof *region.size) == 0;
+            snprintf(name, sizeof name, "%s%s", peri__entry_name(m, e),
+                     all ? "" : peri__region_text(e->ndim, &region, place, sizeof place));
+            peri__buffer_print(&b, ",\n");
+            peri__buffer_quote(&b, name);
+            peri__buffer_print(&b, ":{\"dtype\":\"%s\",\"shape\":", dtypes[e->dtype]);
+            print_numbers(&b, region.size, e->ndim);
+            peri__buffer_print(&b, ",\"data_offsets\":[%lld,%lld]}", (long long)at, (long long)(at + p->bytes));
+            p->begin = at; /* from the first byte of data on, as yet */
+            at += p->bytes;
+        }
+    }
+    peri__buffer_print(&b, "}");
+    while (b.status >= 0 && b.bytes % ALIGN) peri__buffer_append(&b, " ", 1);
+    if (b.status >= 0 && b.bytes - 8 > PERI__HEADER_MOST)
+        b.status = peri__fail(PERI_EUNSUPPORTED,
+                              "peri_checkpoint_writer: the header of '%s' would have %lld bytes, safetensors reads %d at most; "
+                              "write more files",
+                              peri__manifest_text(m, m->files[file].name), (long long)b.bytes, PERI__HEADER_MOST);
+    if (b.status < 0) {
+        peri__free(b.data);
+        return b.status;
+    }
+    const uint64_t header = (uint64_t)b.bytes - 8;
+    for (int i = 0; i < 8; i++) b.data[i] = (char)(header >> 8 * i);
+    for (int64_t k = 0; k < m->n_pieces; k++)
+        if (m->pieces[k].file == file) m->pieces[k].begin += b.bytes;
+    m->files[file].bytes = b.bytes + at;
+    *out = b.data;
+    *bytes = b.bytes;
+    return PERI_OK;
+}

@@ -1,0 +1,361 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * writer.c: one rank's files. Pieces are announced, then files are laid out and written from the first byte to the last, each block hashed
+ * as it passes.
+ */
+#include "files.h"
+#include "../tensor/internal.h"
+#include "manifest.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#define FILE_BYTES ((int64_t)16 << 30)
+enum { WRITE_BACK = 32 << 20 }; /* bytes after which the system is asked to begin writing, so that the last sync has little to do */
+
+struct peri_checkpoint_writer {
+    peri__manifest m; /* a piece of m for each file that the caller's piece is in */
+    char *folder, *stem, *part, *buffer;
+    int64_t file_bytes;
+    XXH3_state_t *hash;
+    int64_t piece, done; /* that is being written, and how many of its bytes are */
+    int64_t asked;       /* up to where the system was asked to write back */
+    int32_t file;        /* that is open; -1: none yet */
+    int fd;              /* -1: none */
+    bool started, finished;
+    peri_status spent; /* after an error of the file system */
+    char message[PERI_MESSAGE_MAX];
+};
+
+peri_status peri_checkpoint_writer_new(const char *folder, const char *stem, int64_t file_bytes, peri_checkpoint_writer **out)
+{
+    PERI_NEED(folder);
+    PERI_NEED(stem);
+    PERI_NEED(out);
+    if (!*stem || strchr(stem, '/') || *stem == '.' || strlen(stem) > 200)
+        return peri__fail(PERI_EINVAL, "peri_checkpoint_writer_new: stem '%.100s', allowed: 1 to 200 bytes, no '/', no '.' in front", stem);
+    if (file_bytes < 0)
+        return peri__fail(PERI_EINVAL, "peri_checkpoint_writer_new: files of %lld bytes, allowed: 1 or more, 0 for %lld",
+                          (long long)file_bytes, (long long)FILE_BYTES);
+    peri_checkpoint_writer *w = peri__alloc_zero(sizeof *w);
+    if (!w) return PERI_ENOMEM;
+    peri__object_count(1);
+    w->fd = -1;
+    w->file = -1;
+    w->file_bytes = file_bytes ? file_bytes : FILE_BYTES;
+    w->folder = peri__strdup(folder);
+    w->stem = peri__strdup(stem);
+    w->hash = XXH3_createState();
+    if (!w->folder || !w->stem || !w->hash) {
+        peri_status status = w->hash ? PERI_ENOMEM : peri__fail(PERI_ENOMEM, "peri_checkpoint_writer_new: no memory for a hash");
+        peri_checkpoint_writer_release(w);
+        return status;
+    }
+    *out = w;
+    return PERI_OK;
+}
+
+static peri_status path_of(const peri_checkpoint_writer *w, int32_t file, char path[PATH_MAX])
+{
+    return peri__path_join(w->folder, peri__manifest_text(&w->m, w->m.files[file].name), path);
+}
+
+void peri_checkpoint_writer_release(peri_checkpoint_writer *w)
+{
+    if (!w) return;
+    if (w->fd >= 0) close(w->fd);
+    for (int32_t f = 0; !w->finished && f <= w->file; f++) {
+        char path[PATH_MAX];
+        if (path_of(w, f, path) >= 0) unlink(path);
+    }
+    XXH3_freeState(w->hash);
+    peri__manifest_fini(&w->m);
+    peri__free(w->folder);
+    peri__free(w->stem);
+    peri__free(w->part);
+    peri__free(w->buffer);
+    peri__free(w);
+    peri__object_count(-1);
+}
+
+/** Rows of a piece by which it is cut: as many as a file may have. */
+static int64_t rows_at_once(const peri_checkpoint_writer *w, int32_t ndim, const peri_checkpoint_region *region, int64_t bytes)
+{
+    if (ndim == 0 || bytes <= w->file_bytes) return ndim ? region->size[0] : 1;
+    return peri__max(1, w->file_bytes / (bytes / region->size[0]));
+}
+
+peri_status peri_checkpoint_writer_add(peri_checkpoint_writer *w, const peri_checkpoint_tensor *t, const peri_checkpoint_region *region)
+{
+    int64_t elements, bytes, all;
+    PERI_NEED(w);
+    PERI_NEED(t);
+    PERI_NEED(t->name);
+    PERI_NEED(region);
+    if (w->started) return peri__fail(PERI_EINVAL, "peri_checkpoint_writer_add: '%.200s': pieces are being written already", t->name);
+    if (!*t->name || strlen(t->name) > PERI__NAME_MOST)
+        return peri__fail(PERI_EINVAL, "peri_checkpoint_writer_add: a name of %zu bytes, allowed: 1 to %d", strlen(t->name),
+                          PERI__NAME_MOST);
+    if (t->ndim < 0 || t->ndim > PERI_MAX_DIMS)
+        return peri__fail(PERI_EINVAL, "peri_checkpoint_writer_add: '%.200s': %d dimensions, allowed: 0 to %d", t->name, t->ndim,
+                          PERI_MAX_DIMS);
+    if (t->dtype < 0 || t->dtype >= PERI_DTYPE_COUNT)
+        return peri__fail(PERI_EINVAL, "peri_checkpoint_writer_add: '%.200s': dtype %d, allowed: 0 to %d", t->name, t->dtype,
+                          PERI_DTYPE_COUNT - 1);
+    if (!peri__safetensors_dtype(t->dtype))
+        return peri__fail(PERI_EUNSUPPORTED, "peri_checkpoint_writer_add: '%.200s': dtype %s: safetensors files have none of that name",
+                          t->name, peri_dtype_name(t->dtype));
+    peri_checkpoint_region whole = {0};
+    memcpy(whole.size, t->shape, (size_t)t->ndim * sizeof *t->shape);
+    PERI_TRY(peri__region_check("peri_checkpoint_writer_add", t->ndim, t->shape, &whole, &all));
+    if (all > INT64_MAX / 16) return peri__fail(PERI_EINVAL, "peri_checkpoint_writer_add: '%.200s': it has too many elements", t->name);
+    PERI_TRY(peri__region_check("peri_checkpoint_writer_add", t->ndim, t->shape, region, &elements));
+    bytes = elements * peri_dtype_size(t->dtype);
+    PERI_TRY(peri__manifest_entry(&w->m, t->name, t->dtype, t->ndim, t->shape));
+    const int64_t step = rows_at_once(w, t->ndim, region, bytes), past = t->ndim ? region->size[0] : 1;
+    for (int64_t row = 0; elements > 0 && row < past; row += step) { /* an empty piece is none */
+        peri_checkpoint_region r = *region;
+        int64_t rows = peri__min(step, past - row);
+        if (t->ndim) r.offset[0] += row, r.size[0] = rows;
+        PERI_TRY(peri__manifest_piece(&w->m, &r, &(peri__piece){.bytes = bytes / past * rows}));
+    }
+    return PERI_OK;
+}
+
+/* -- writing -------------------------------------------------------------------------------------------------------------------------- */
+
+/** Keep an error of the file system. */
+static peri_status spend(peri_checkpoint_writer *w, peri_status status)
+{
+    if (status >= 0 || status == PERI_EINVAL) return status;
+    w->spent = status;
+    snprintf(w->message, sizeof w->message, "%s", peri_error_message());
+    return status;
+}
+
+static peri_status usable(const peri_checkpoint_writer *w, const char *function)
+{
+    if (w->spent) return peri__fail(w->spent, "%s", w->message);
+    return w->finished ? peri__fail(PERI_EINVAL, "%s: the writer is finished", function) : PERI_OK;
+}
+
+/** Which file each piece is in. */
+static peri_status lay_out(peri_checkpoint_writer *w)
+{
+    int64_t bytes = 0;
+    int32_t file = -1;
+    for (int64_t k = 0; k < w->m.n_pieces || file < 0; k++) { /* without any piece one file is written all the same */
+        peri__piece *p = k < w->m.n_pieces ? &w->m.pieces[k] : NULL;
+        if (file < 0 || (bytes > 0 && bytes > w->file_bytes - p->bytes)) {
+            char name[256];
+            snprintf(name, sizeof name, file < 0 ? "%s.safetensors" : "%s-%d.safetensors", w->stem, file + 2);
+            PERI_TRY(peri__manifest_file(&w->m, name, 0, &file));
+            bytes = 0;
+        }
+        if (!p) break;
+        p->file = file;
+        bytes += p->bytes;
+    }
+    w->started = true;
+    return PERI_OK;
+}
+
+static peri_status close_file(peri_checkpoint_writer *w)
+{
+    char path[PATH_MAX];
+    int fd = w->fd;
+    if (fd < 0) return PERI_OK;
+    w->fd = -1;
+    PERI_TRY(path_of(w, w->file, path));
+    return peri__file_finish(fd, path);
+}
+
+/** The next file, with its header. Its bytes are asked of the system at once: a disk that is too full is found here. */
+static peri_status open_next(peri_checkpoint_writer *w)
+{
+    char path[PATH_MAX], *header;
+    int64_t bytes;
+    PERI_TRY(close_file(w));
+    PERI_TRY(path_of(w, w->file + 1, path));
+    PERI_TRY(peri__safetensors_print(&w->m, w->file + 1, &header, &bytes));
+    peri_status status = peri__file_create(path, &w->fd);
+    if (status >= 0) {
+        const int64_t all = w->m.files[++w->file].bytes;
+        w->asked = 0;
+        if (fallocate(w->fd, 0, 0, all) != 0 && (errno == ENOSPC || errno == EDQUOT || errno == EFBIG)) {
+            int why = errno;
+            status = peri__fail(PERI_EIO, "checkpoint: '%.300s': %lld bytes: %s", path, (long long)all, strerror(why));
+        } else {
+            status = peri__file_put(w->fd, path, header, bytes, 0);
+        }
+    }
+    peri__free(header);
+    return status;
+}
+
+/** Open the file of the piece that comes next. */
+static peri_status start_piece(peri_checkpoint_writer *w)
+{
+    if (!w->started) PERI_TRY(lay_out(w));
+    while (w->file < (w->piece < w->m.n_pieces ? w->m.pieces[w->piece].file : (int32_t)w->m.n_files - 1)) PERI_TRY(open_next(w));
+    XXH3_64bits_reset(w->hash);
+    return PERI_OK;
+}
+
+static peri_status put_block(peri_checkpoint_writer *w, const char *data, int64_t bytes)
+{
+    char path[PATH_MAX];
+    peri__piece *p = &w->m.pieces[w->piece];
+    const int64_t at = p->begin + w->done;
+    PERI_TRY(path_of(w, w->file, path));
+    XXH3_64bits_update(w->hash, data, (size_t)bytes);
+    PERI_TRY(peri__file_put(w->fd, path, data, bytes, at));
+    w->done += bytes;
+    if (at + bytes - w->asked >= WRITE_BACK) {
+        sync_file_range(w->fd, w->asked, at + bytes - w->asked, SYNC_FILE_RANGE_WRITE); /* a hint: that it failed, fsync tells */
+        w->asked = at + bytes;
+    }
+    if (w->done < p->bytes) return PERI_OK;
+    p->checksum = XXH3_64bits_digest(w->hash);
+    p->checked = true;
+    w->piece++;
+    w->done = 0;
+    return w->piece < w->m.n_pieces ? start_piece(w) : PERI_OK;
+}
+
+static peri_status put_bytes(peri_checkpoint_writer *w, const char *data, int64_t bytes)
+{
+    if (!w->started && bytes > 0) PERI_TRY(start_piece(w));
+    while (bytes > 0) {
+        int64_t n = peri__min(peri__min(bytes, PERI__IO_BLOCK), w->m.pieces[w->piece].bytes - w->done);
+        PERI_TRY(put_block(w, data, n));
+        data += n;
+        bytes -= n;
+    }
+    return PERI_OK;
+}
+
+/** Bytes that are left of the pieces of one tensor, as announced together: those of the current entry. */
+static int64_t bytes_left(const peri_checkpoint_writer *w, const peri__entry **entry)
+{
+    int64_t low = 0, high = w->m.n_entries; /* the entry of the current piece: the last one that begins at it or before, and has pieces */
+    while (high - low > 1) {
+        int64_t middle = (low + high) / 2;
+        if (w->m.entries[middle].first_piece <= w->piece) low = middle;
+        else high = middle;
+    }
+    const peri__entry *e = &w->m.entries[low];
+    int64_t left = -w->done;
+    for (int64_t k = w->piece; k < e->first_piece + e->n_pieces; k++) left += w->m.pieces[k].bytes;
+    *entry = e;
+    return left;
+}
+
+static peri_status fits(const peri_checkpoint_writer *w, const char *function, int32_t dtype, int64_t bytes)
+{
+    const peri__entry *e;
+    if (w->piece == w->m.n_pieces) return peri__fail(PERI_EINVAL, "%s: all pieces that were announced are written", function);
+    int64_t left = bytes_left(w, &e), size = peri_dtype_size(e->dtype);
+    if (dtype >= 0 && dtype != e->dtype)
+        return peri__fail(PERI_EINVAL, "%s: elements of %s, those of '%.200s' are %s", function, peri_dtype_name(dtype),
+                          peri__entry_name(&w->m, e), peri_dtype_name(e->dtype));
+    if (bytes % size)
+        return peri__fail(PERI_EINVAL, "%s: %lld bytes, wanted: whole elements of '%.200s', of %lld bytes each", function, (long long)bytes,
+                          peri__entry_name(&w->m, e), (long long)size);
+    if (bytes <= left) return PERI_OK;
+    return peri__fail(PERI_EINVAL, "%s: %lld elements, '%.200s' has %lld left", function, (long long)(bytes / size),
+                      peri__entry_name(&w->m, e), (long long)(left / size));
+}
+
+peri_status peri_checkpoint_writer_put_bytes(peri_checkpoint_writer *w, const void *data, int64_t bytes)
+{
+    PERI_NEED(w);
+    PERI_TRY(usable(w, "peri_checkpoint_writer_put_bytes"));
+    if (bytes < 0) return peri__fail(PERI_EINVAL, "peri_checkpoint_writer_put_bytes: %lld bytes, allowed: 0 or more", (long long)bytes);
+    if (bytes == 0) return PERI_OK;
+    PERI_NEED(data);
+    PERI_TRY(fits(w, "peri_checkpoint_writer_put_bytes", -1, bytes));
+    return spend(w, put_bytes(w, data, bytes));
+}
+
+/** Elements that are not one after the other in the host's memory: by blocks of the first dimension through a buffer. */
+static peri_status put_blocks(peri_checkpoint_writer *w, peri_tensor *t, const peri_tensor_desc *d)
+{
+    const int64_t size = peri_dtype_size(d->dtype), rows = d->ndim ? d->shape[0] : 1, row = d->numel / rows * size;
+    if (row > PERI__IO_BLOCK && d->ndim > 1) { /* rows that are too long for the buffer: each by itself */
+        for (int64_t r = 0; r < rows; r++) {
+            peri_tensor *one, *flat;
+            peri_tensor_desc inner;
+            PERI_TRY(peri_tensor_slice(t, 0, r, r + 1, 1, &one));
+            peri_status status = peri_tensor_reshape(one, d->ndim - 1, d->shape + 1, &flat);
+            peri_tensor_release(one);
+            PERI_TRY(status);
+            peri_tensor_describe(flat, &inner);
+            status = put_blocks(w, flat, &inner);
+            peri_tensor_release(flat);
+            PERI_TRY(status);
+        }
+        return PERI_OK;
+    }
+    const int64_t step = peri__max(1, PERI__IO_BLOCK / row);
+    for (int64_t r = 0; r < rows; r += step) {
+        const int64_t n = peri__min(step, rows - r);
+        peri_tensor *part = t;
+        if (d->ndim) PERI_TRY(peri_tensor_slice(t, 0, r, r + n, 1, &part));
+        peri_status status = peri_tensor_read(part, w->buffer, n * row);
+        if (d->ndim) peri_tensor_release(part);
+        PERI_TRY(status);
+        PERI_TRY(put_bytes(w, w->buffer, n * row));
+    }
+    return PERI_OK;
+}
+
+peri_status peri_checkpoint_writer_put(peri_checkpoint_writer *w, const peri_tensor *elements)
+{
+    peri_tensor_desc d;
+    PERI_NEED(w);
+    PERI_NEED(elements);
+    PERI_TRY(usable(w, "peri_checkpoint_writer_put"));
+    peri_tensor_describe(elements, &d);
+    if (d.numel == 0) return PERI_OK;
+    PERI_TRY(fits(w, "peri_checkpoint_writer_put", d.dtype, d.numel * peri_dtype_size(d.dtype)));
+    peri_tensor *t = (peri_tensor *)elements;
+    if (d.contiguous && peri__immediate(d.device)) return spend(w, put_bytes(w, peri__data(t), d.numel * peri_dtype_size(d.dtype)));
+    if (!w->buffer && !(w->buffer = peri__alloc(PERI__IO_BLOCK))) return PERI_ENOMEM;
+    const bool recording = peri_grad_enable(false);
+    peri_status status = put_blocks(w, t, &d);
+    peri_grad_enable(recording);
+    return spend(w, status);
+}
+
+peri_status peri_checkpoint_writer_finish(peri_checkpoint_writer *w)
+{
+    PERI_NEED(w);
+    PERI_TRY(usable(w, "peri_checkpoint_writer_finish"));
+    if (w->piece < w->m.n_pieces) {
+        const peri__entry *e;
+        int64_t left = bytes_left(w, &e);
+        return peri__fail(PERI_EINVAL, "peri_checkpoint_writer_finish: %lld elements of '%.200s' are not written yet",
+                          (long long)(left / peri_dtype_size(e->dtype)), peri__entry_name(&w->m, e));
+    }
+    if (!w->started) PERI_TRY(spend(w, start_piece(w)));
+    PERI_TRY(spend(w, close_file(w)));
+    int64_t bytes;
+    PERI_TRY(spend(w, peri__manifest_print(&w->m, NULL, &w->part, &bytes)));
+    w->finished = true;
+    return PERI_OK;
+}
+
+peri_status peri_checkpoint_writer_part(peri_checkpoint_writer *w, const char **out)
+{
+    PERI_NEED(w);
+    PERI_NEED(out);
+    if (!w->finished)
+        return peri__fail(PERI_EINVAL, "peri_checkpoint_writer_part: the writer is not finished (peri_checkpoint_writer_finish)");
+    *out = w->part;
+    return PERI_OK;
+}

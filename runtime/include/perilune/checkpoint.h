@@ -1,0 +1,140 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * perilune/checkpoint.h: checkpoints: folders of safetensors files with a manifest. The format is specified in docs/checkpoints.md.
+ *
+ * A checkpoint holds named *tensors*. Each tensor lies there in one or more *pieces*, rectangles of it, which different ranks may have
+ * written. Reading does not depend on how a tensor was cut: any rectangle can be asked for, and only the pieces that it meets are read.
+ *
+ * Saving has three steps. Every rank writes its pieces into one folder with a peri_checkpoint_writer. Each then tells rank 0 its *part* of
+ * the manifest (a text, peri_checkpoint_writer_part). Rank 0 joins the parts and gives the folder its name (peri_checkpoint_publish). Until
+ * then no checkpoint of that name is there, and one that is being replaced is whole.
+ *
+ * Everything here is local: no function communicates, and every function blocks until its bytes are read or handed to the system. Files
+ * are untrusted: sizes are checked before anything is allocated, and nothing in them is executed. Handles are for one thread at a time.
+ */
+#ifndef PERILUNE_CHECKPOINT_H
+#define PERILUNE_CHECKPOINT_H
+
+#include <perilune/tensor.h>
+
+/** Constants of the format. A digest is XXH3-128 in 32 hexadecimal digits. */
+enum { PERI_CHECKPOINT_VERSION = 1, PERI_CHECKPOINT_DIGEST = 32 };
+
+/** A rectangle of a tensor of up to PERI_MAX_DIMS dimensions. A tensor of no dimensions has one element, and its rectangle no entries. */
+typedef struct peri_checkpoint_region {
+    int64_t offset[PERI_MAX_DIMS], size[PERI_MAX_DIMS]; /* in elements of each dimension */
+    /* For tensors with one number for each row of a table (states of row-wise optimizers): the number belongs to the table's columns
+     * [column, column + columns). Pieces that differ in their columns may have the same rows. columns = 0: to all columns. */
+    int64_t column, columns;
+} peri_checkpoint_region;
+
+/** A tensor as a checkpoint knows it. */
+typedef struct peri_checkpoint_tensor {
+    const char *name;
+    int32_t dtype, ndim;
+    int64_t shape[PERI_MAX_DIMS]; /* of the whole */
+    int64_t pieces;               /* ignored by writers */
+} peri_checkpoint_tensor;
+
+/** Where a piece lies. */
+typedef struct peri_checkpoint_place {
+    const char *file;      /* its name in the folder */
+    int64_t begin, bytes;  /* in the file */
+    uint64_t checksum;     /* XXH3-64 of these bytes */
+    bool checked;          /* false: there is no checksum (a safetensors file that another program wrote) */
+} peri_checkpoint_place;
+
+/* -- writing ----------------------------------------------------------------------------------------------------------------------- */
+
+/** One rank's files while they are written. */
+typedef struct peri_checkpoint_writer peri_checkpoint_writer;
+
+/** A binding's handle. */
+typedef struct peri_checkpoint_writer_ref {
+    peri_checkpoint_writer *ptr;
+} peri_checkpoint_writer_ref;
+
+/** A writer of files @stem.safetensors (if one would exceed @file_bytes: @stem-2.safetensors, ...) in @folder, which must exist. No file of
+ *  that name may exist. @file_bytes 0: 16 GiB. A file holds at least one piece or, of a piece larger than that, as many rows as fit. @out
+ *  new. */
+PERI_API peri_status peri_checkpoint_writer_new(const char *folder, const char *stem, int64_t file_bytes, peri_checkpoint_writer **out);
+/** Announce a piece: rectangle @region of @tensor. All pieces are announced before the first is written; the name is copied. The same name
+ *  must come with the same dtype and shape on all ranks. PERI_EUNSUPPORTED: safetensors has no such dtype (c128). */
+PERI_API peri_status peri_checkpoint_writer_add(peri_checkpoint_writer *writer, const peri_checkpoint_tensor *tensor,
+                                                const peri_checkpoint_region *region);
+/** Write the next elements: pieces in the order of their announcement, each in row-major order. @elements, of any shape and on any device,
+ *  must have the dtype of the piece that is being written, and no more elements than it has left. After an error of the file system the
+ *  writer is spent: every further call returns that error. */
+PERI_API peri_status peri_checkpoint_writer_put(peri_checkpoint_writer *writer, const peri_tensor *elements);
+/** The same from host memory: @bytes, whole elements. */
+PERI_API peri_status peri_checkpoint_writer_put_bytes(peri_checkpoint_writer *writer, const void *data, int64_t bytes);
+/** All pieces are written: sync the files to the disk and close them. */
+PERI_API peri_status peri_checkpoint_writer_finish(peri_checkpoint_writer *writer);
+/** This rank's part of the manifest, after peri_checkpoint_writer_finish. @out borrowed, valid as long as the writer. */
+PERI_API peri_status peri_checkpoint_writer_part(peri_checkpoint_writer *writer, const char **out);
+/** Free it; files that are not finished are removed. NULL is fine. */
+PERI_API void peri_checkpoint_writer_release(peri_checkpoint_writer *writer);
+
+/** What a manifest says beside its tensors. */
+typedef struct peri_checkpoint_facts {
+    const char *values; /* any JSON text, kept as it is; NULL: {} */
+    const char *parent; /* digest of the checkpoint that this one is an increment of; NULL: none */
+} peri_checkpoint_facts;
+
+/** Join @parts[@n] (peri_checkpoint_writer_part of all ranks) to the manifest of @folder, sync it, and rename @folder to @path, beside
+ *  which it must lie (in one file system). Where @path exists: with @replace that checkpoint is exchanged for the new one and then removed,
+ *  without it PERI_EINVAL; what is no checkpoint is never replaced. PERI_EMISMATCH: parts contradict each other, or pieces of a tensor
+ *  leave elements out or overlap. @digest: the new checkpoint's, with its final 0. One thread of one process calls it. */
+PERI_API peri_status peri_checkpoint_publish(const char *folder, const char *path, const char *const *parts, int32_t n,
+                                             const peri_checkpoint_facts *facts, bool replace, char digest[PERI_CHECKPOINT_DIGEST + 1]);
+
+/** Remove the checkpoint in folder @path: its manifest first, then the files that it lists, then the folder. PERI_EIO: something could
+ *  not be removed; what is no file of the checkpoint is never touched, and keeps the folder. */
+PERI_API peri_status peri_checkpoint_remove(const char *path);
+
+/* -- reading ----------------------------------------------------------------------------------------------------------------------- */
+
+/** A checkpoint that was opened: its manifest in memory. */
+typedef struct peri_checkpoint peri_checkpoint;
+
+/** A binding's handle. */
+typedef struct peri_checkpoint_ref {
+    peri_checkpoint *ptr;
+} peri_checkpoint_ref;
+
+/** Open the checkpoint in folder @path, or a single safetensors file. Reads the manifest only. Errors: PERI_ENOTFOUND (no such path),
+ *  PERI_EFORMAT (no manifest, one that is damaged, or of a later version), each with the place. @out new. */
+PERI_API peri_status peri_checkpoint_open(const char *path, peri_checkpoint **out);
+/** Free it; NULL is fine. */
+PERI_API void peri_checkpoint_release(peri_checkpoint *checkpoint);
+/** The number of tensors; they are sorted by name (byte by byte). */
+PERI_API int64_t peri_checkpoint_count(const peri_checkpoint *checkpoint);
+/** Tensor @index, 0 <= index < peri_checkpoint_count. @out: the name is borrowed, valid as long as the checkpoint. */
+PERI_API peri_status peri_checkpoint_tensor_at(const peri_checkpoint *checkpoint, int64_t index, peri_checkpoint_tensor *out);
+/** The index of tensor @name, -1 if there is none. */
+PERI_API int64_t peri_checkpoint_find(const peri_checkpoint *checkpoint, const char *name);
+/** Piece @piece of tensor @index. @place: the file's name is borrowed. */
+PERI_API peri_status peri_checkpoint_piece(const peri_checkpoint *checkpoint, int64_t index, int64_t piece, peri_checkpoint_region *region,
+                                           peri_checkpoint_place *place);
+/** Read rectangle @region of tensor @index into @out, a tensor of its dtype with as many elements as the rectangle, in row-major order.
+ *  A piece that is read as a whole is compared with its checksum.
+ *
+ *  Where pieces of different columns have a number for the same row: the number of the piece that has the region's columns or, if several
+ *  have some of them, the mean of theirs, weighted by how many columns each shares with the region (by all that it has, if region->columns
+ *  is 0). f32 and f64 have means; numbers of other dtypes must be equal.
+ *
+ *  After an error @out is undefined. PERI_EFORMAT: the file is damaged or too short; PERI_EMISMATCH: no piece has the region's columns, or
+ *  numbers that must be equal are not. */
+PERI_API peri_status peri_checkpoint_read(peri_checkpoint *checkpoint, int64_t index, const peri_checkpoint_region *region,
+                                          peri_tensor *out);
+/** Compare piece @piece of tensor @index with its checksum. PERI_EFORMAT: it differs; the message names the file and the bytes. */
+PERI_API peri_status peri_checkpoint_verify(peri_checkpoint *checkpoint, int64_t index, int64_t piece);
+/** The digest of the checkpoint: XXH3-128 of its manifest, which has the checksums of everything else. "" for a safetensors file.
+ *  Borrowed. */
+PERI_API const char *peri_checkpoint_digest(const peri_checkpoint *checkpoint);
+/** The parent's digest, "" if there is none. Borrowed. */
+PERI_API const char *peri_checkpoint_parent(const peri_checkpoint *checkpoint);
+/** The JSON text that the writer gave along ("{}" for a safetensors file). Borrowed. */
+PERI_API const char *peri_checkpoint_values(const peri_checkpoint *checkpoint);
+
+#endif

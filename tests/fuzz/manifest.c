@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * manifest.c: any bytes as a manifest, as a rank's part of one, or as the header of a safetensors file: refused with a sentence, or what
+ * was read is possible (pieces within their tensors and files, every element once), and is the same after it was printed and read again.
+ *
+ * inputs: 400000
+ */
+#include "choices.h"
+
+#include "runtime/checkpoint/manifest.h"
+
+#include <string.h>
+#include <xxhash.h>
+
+enum { FILE_BYTES = 4096 };
+
+static void check_pieces(const peri__manifest *m)
+{
+    for (int64_t i = 0; i < m->n_entries; i++) {
+        const peri__entry *e = &m->entries[i];
+        require(i == 0 || strcmp(peri__entry_name(m, e - 1), peri__entry_name(m, e)) < 0, "tensors out of order");
+        require(e->ndim >= 0 && e->ndim <= PERI_MAX_DIMS && peri__safetensors_dtype(e->dtype), "an impossible tensor");
+        for (int64_t k = e->first_piece; k < e->first_piece + e->n_pieces; k++) {
+            const peri__piece *p = &m->pieces[k];
+            peri_checkpoint_region r;
+            int64_t elements;
+            peri__piece_region(m, e, p, &r);
+            require(peri__region_check("fuzz", e->ndim, peri__entry_shape(m, e), &r, &elements) >= 0, "a piece outside its tensor");
+            require(p->file >= 0 && p->file < m->n_files, "a file that is not there");
+            require(p->bytes == elements * peri_dtype_size(e->dtype), "bytes that do not fit");
+            require(p->begin >= 0 && p->begin <= m->files[p->file].bytes - p->bytes, "a piece outside its file");
+        }
+    }
+}
+
+/** What a settled manifest says, printed and read again, is the same. */
+static void check_again(peri__manifest *m)
+{
+    peri__manifest again = {0};
+    char *text, *other;
+    int64_t length, other_length;
+    const peri_checkpoint_facts facts = {.values = m->values};
+    require(peri__manifest_print(m, &facts, &text, &length) >= 0, "what was read cannot be printed");
+    require(peri__manifest_parse(&again, text, length, false, "fuzz") >= 0 && peri__manifest_settle(&again, "fuzz") >= 0,
+            "what was printed cannot be read");
+    require(peri__manifest_print(&again, &facts, &other, &other_length) >= 0, "what was read again cannot be printed");
+    require(length == other_length && memcmp(text, other, (size_t)length) == 0, "what was read again is something else");
+    peri__free(text);
+    peri__free(other);
+    peri__manifest_fini(&again);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    peri__manifest m = {0};
+    peri_status status;
+    if (size == 0) return 0;
+    const char *text = (const char *)data + 1;
+    const int64_t n = (int64_t)size - 1;
+    if (data[0] % 3 == 0) { /* with a right checksum, else nothing would get beyond it */
+        char *sealed = malloc(size + 64);
+        require(sealed != NULL, "no memory");
+        memcpy(sealed, text, (size_t)n);
+        XXH128_hash_t h = XXH3_128bits(text, (size_t)n);
+        int more = sprintf(sealed + n, ",\n\"checksum\":\"%016llx%016llx\"}\n", (unsigned long long)h.high64, (unsigned long long)h.low64);
+        status = peri__manifest_parse(&m, sealed, n + more, false, "fuzz");
+        free(sealed);
+    } else if (data[0] % 3 == 1) {
+        status = peri__manifest_parse(&m, text, n, true, "fuzz");
+        if (status >= 0) status = peri__manifest_parse(&m, text, n, true, "fuzz"); /* of another rank */
+    } else {
+        status = peri__safetensors_parse(&m, "x.safetensors", 8 + n + FILE_BYTES, text, n, "fuzz");
+    }
+    if (status >= 0) status = peri__manifest_settle(&m, "fuzz");
+    if (status < 0) {
+        require(strlen(peri_error_message()) > 10, "an error without a sentence");
+    } else {
+        check_pieces(&m);
+        check_again(&m);
+    }
+    peri__manifest_fini(&m);
+    return 0;
+}

@@ -1,0 +1,567 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_checkpoint.c: checkpoints from C. The law: whatever the cuts of writers, any rectangle reads back the elements that were written.
+ */
+#include "tests/harness/check.h"
+
+#include "runtime/base/internal.h"
+
+#include <perilune/checkpoint.h>
+#include <perilune/device.h>
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static char folder[64], saving[128], path[128];
+static uint64_t state;
+
+static int64_t draw(int64_t below) /* xorshift64* */
+{
+    state ^= state >> 12;
+    state ^= state << 25;
+    state ^= state >> 27;
+    return (int64_t)((state * 0x2545f4914f6cdd1du >> 11) % (uint64_t)below);
+}
+
+static peri_device *cpu(void)
+{
+    peri_device *device;
+    assert_ok(peri_device_get("cpu", &device));
+    return device;
+}
+
+static int make_folder(void **context)
+{
+    (void)context;
+    strcpy(folder, "/tmp/peri-checkpoint-XXXXXX");
+    if (!mkdtemp(folder)) return 1;
+    snprintf(saving, sizeof saving, "%s/.saving", folder);
+    snprintf(path, sizeof path, "%s/model", folder);
+    return mkdir(saving, 0777);
+}
+
+static void sweep(const char *at)
+{
+    DIR *d = opendir(at);
+    if (!d) return;
+    for (struct dirent *e; (e = readdir(d));) {
+        char inner[PATH_MAX];
+        if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..")) continue;
+        snprintf(inner, sizeof inner, "%.2000s/%s", at, e->d_name);
+        if (unlink(inner) != 0) sweep(inner);
+    }
+    closedir(d);
+    rmdir(at);
+}
+
+static int remove_folder(void **context)
+{
+    (void)context;
+    sweep(folder);
+    return 0;
+}
+
+/* -- a small writer of whole tensors --------------------------------------------------------------------------------------------------- */
+
+static peri_checkpoint_tensor tensor_of(const char *name, int32_t dtype, int32_t ndim, const int64_t *shape)
+{
+    peri_checkpoint_tensor t = {.name = name, .dtype = dtype, .ndim = ndim};
+    memcpy(t.shape, shape, (size_t)ndim * sizeof *shape);
+    return t;
+}
+
+/** One f32 tensor "t" of @n numbers, those of @values, as the part of stem "rank-0". */
+static peri_status write_one(const float *values, int64_t n, peri_checkpoint_writer **out)
+{
+    peri_checkpoint_writer *w;
+    peri_checkpoint_tensor t = tensor_of("t", PERI_F32, 1, &n);
+    peri_checkpoint_region r = {.size = {n}};
+    PERI_TRY(peri_checkpoint_writer_new(saving, "rank-0", 0, &w));
+    peri_status status = peri_checkpoint_writer_add(w, &t, &r);
+    if (status >= 0) status = peri_checkpoint_writer_put_bytes(w, values, n * 4);
+    if (status >= 0) status = peri_checkpoint_writer_finish(w);
+    if (status < 0) peri_checkpoint_writer_release(w);
+    else *out = w;
+    return status;
+}
+
+static peri_status save_one(const float *values, int64_t n, bool replace, char digest[33])
+{
+    peri_checkpoint_writer *w;
+    const char *part;
+    mkdir(saving, 0777);
+    PERI_TRY(write_one(values, n, &w));
+    peri_status status = peri_checkpoint_writer_part(w, &part);
+    if (status >= 0) status = peri_checkpoint_publish(saving, path, &part, 1, NULL, replace, digest);
+    peri_checkpoint_writer_release(w);
+    return status;
+}
+
+static void check_one(const float *values, int64_t n)
+{
+    peri_checkpoint *c;
+    peri_tensor *out;
+    float *got = malloc((size_t)n * 4);
+    assert_ok(peri_checkpoint_open(path, &c));
+    assert_ok(peri_tensor_new(cpu(), PERI_F32, 1, &n, &out));
+    assert_ok(peri_checkpoint_read(c, peri_checkpoint_find(c, "t"), &(peri_checkpoint_region){.size = {n}}, out));
+    assert_ok(peri_tensor_read(out, got, n * 4));
+    assert_memory_equal(got, values, (size_t)n * 4);
+    peri_tensor_release(out);
+    peri_checkpoint_release(c);
+    free(got);
+}
+
+/* -- the law --------------------------------------------------------------------------------------------------------------------------- */
+
+enum { RANKS = 3, MOST_PIECES = 64 };
+
+/** Cut [0, size) of each dimension at random places: the pieces of a grid. */
+static int cut(int32_t ndim, const int64_t *shape, peri_checkpoint_region *pieces)
+{
+    int n = 1;
+    pieces[0] = (peri_checkpoint_region){0};
+    memcpy(pieces[0].size, shape, (size_t)ndim * sizeof *shape);
+    for (int step = 0; step < 4; step++) { /* halve a piece of those that are there */
+        int i = (int)draw(n);
+        int32_t d = ndim ? (int32_t)draw(ndim) : 0;
+        if (!ndim || pieces[i].size[d] < 2) continue;
+        int64_t at = 1 + draw(pieces[i].size[d] - 1);
+        pieces[n] = pieces[i];
+        pieces[i].size[d] = at;
+        pieces[n].offset[d] += at;
+        pieces[n++].size[d] -= at;
+    }
+    return n;
+}
+
+/** Byte @i of an element of @dtype; no NaN of 16 bits, which copies into views with gaps make quiet. */
+static unsigned char value_of(int32_t dtype, int64_t element, int64_t i)
+{
+    int64_t x = element * 131 + i * 17 + (element >> 8) * 7;
+    return (unsigned char)(dtype == PERI_BOOL ? x & 1 : (dtype == PERI_F16 || dtype == PERI_BF16) && i == 1 ? x & ~5 : x);
+}
+
+/** The elements of a region, row-major. */
+static void fill(const peri_checkpoint_tensor *t, const peri_checkpoint_region *r, unsigned char *out)
+{
+    const int64_t size = peri_dtype_size(t->dtype);
+    int64_t at[PERI_MAX_DIMS] = {0}, n = 1;
+    for (int32_t d = 0; d < t->ndim; d++) n *= r->size[d];
+    for (int64_t k = 0; k < n; k++) {
+        int64_t element = 0;
+        for (int32_t d = 0; d < t->ndim; d++) element = element * t->shape[d] + r->offset[d] + at[d];
+        for (int64_t i = 0; i < size; i++) *out++ = value_of(t->dtype, element, i);
+        for (int32_t d = t->ndim - 1; d >= 0 && ++at[d] == r->size[d]; d--) at[d] = 0;
+    }
+}
+
+static int64_t volume(int32_t ndim, const int64_t *size)
+{
+    int64_t n = 1;
+    for (int32_t d = 0; d < ndim; d++) n *= size[d];
+    return n;
+}
+
+/** @out: a tensor for region @r; a view with gaps where @strided. */
+static peri_tensor *room_for(const peri_checkpoint_tensor *t, const peri_checkpoint_region *r, bool strided, peri_device *device)
+{
+    peri_tensor *out, *view;
+    int64_t shape[PERI_MAX_DIMS];
+    memcpy(shape, r->size, sizeof shape);
+    if (strided && t->ndim) shape[t->ndim - 1] = shape[t->ndim - 1] * 2 + 1;
+    assert_ok(peri_tensor_new(device, t->dtype, t->ndim, shape, &out));
+    if (!strided || !t->ndim) return out;
+    assert_ok(peri_tensor_slice(out, t->ndim - 1, 1, shape[t->ndim - 1], 2, &view));
+    peri_tensor_release(out);
+    return view;
+}
+
+static void check_region(peri_checkpoint *c, const peri_checkpoint_tensor *t, peri_device *device)
+{
+    peri_checkpoint_region r = {0};
+    for (int32_t d = 0; d < t->ndim; d++) {
+        r.offset[d] = draw(t->shape[d] + 1);
+        r.size[d] = draw(2) ? t->shape[d] - r.offset[d] : draw(t->shape[d] - r.offset[d] + 1);
+    }
+    if (draw(3) == 0) {
+        memset(r.offset, 0, sizeof r.offset);
+        memcpy(r.size, t->shape, sizeof r.size);
+    }
+    const int64_t bytes = volume(t->ndim, r.size) * peri_dtype_size(t->dtype);
+    unsigned char *want = malloc((size_t)bytes + 1), *got = malloc((size_t)bytes + 1);
+    peri_tensor *out = room_for(t, &r, draw(2), device);
+    fill(t, &r, want);
+    assert_ok(peri_checkpoint_read(c, peri_checkpoint_find(c, t->name), &r, out));
+    assert_ok(peri_tensor_read(out, got, bytes));
+    assert_memory_equal(got, want, (size_t)bytes);
+    peri_tensor_release(out);
+    free(want);
+    free(got);
+}
+
+static void write_piece(peri_checkpoint_writer *w, const peri_checkpoint_tensor *t, const peri_checkpoint_region *r)
+{
+    const int64_t size = peri_dtype_size(t->dtype), bytes = volume(t->ndim, r->size) * size;
+    unsigned char *data = malloc((size_t)bytes + 1);
+    fill(t, r, data);
+    if (t->ndim == 2 && draw(2)) { /* rows of a tensor with gaps, in two calls */
+        for (int64_t from = 0, past = r->size[0] / 2; from < r->size[0]; from = past, past = r->size[0]) {
+            peri_checkpoint_region part = {.size = {past - from, r->size[1]}};
+            peri_tensor *view = room_for(t, &part, true, cpu());
+            assert_ok(peri_tensor_write(view, data + from * r->size[1] * size, (past - from) * r->size[1] * size));
+            assert_ok(peri_checkpoint_writer_put(w, view));
+            peri_tensor_release(view);
+        }
+    } else {
+        for (int64_t at = 0; at < bytes;) {
+            int64_t n = peri__min(bytes - at, size * (1 + draw(bytes / size)));
+            assert_ok(peri_checkpoint_writer_put_bytes(w, data + at, n));
+            at += n;
+        }
+    }
+    free(data);
+}
+
+/** Random tensors, cut at random among random ranks and files; then any rectangle, into any layout, on any device. */
+static void any_rectangle_reads_what_was_written(void **context)
+{
+    (void)context;
+    static const int32_t dtypes[] = {PERI_F64, PERI_F32, PERI_F16, PERI_BF16, PERI_I64, PERI_I32, PERI_U8, PERI_BOOL, PERI_C64};
+    peri_device *opaque;
+    assert_ok(peri_device_get("opaque", &opaque));
+    for (uint64_t seed = 1; seed <= 60; seed++) {
+        enum { TENSORS = 4 };
+        peri_checkpoint_tensor tensors[TENSORS];
+        static peri_checkpoint_region pieces[TENSORS][MOST_PIECES];
+        int n_pieces[TENSORS], owner[TENSORS][MOST_PIECES];
+        static char names[TENSORS][32];
+        peri_checkpoint_writer *writers[RANKS];
+        const char *parts[RANKS];
+        char digest[33];
+        state = seed * 0x9e3779b97f4a7c15u;
+        for (int i = 0; i < TENSORS; i++) {
+            int64_t shape[PERI_MAX_DIMS];
+            int32_t ndim = (int32_t)draw(4);
+            for (int32_t d = 0; d < ndim; d++) shape[d] = draw(12) ? 1 + draw(ndim == 1 ? 3000 : 40) : 0;
+            snprintf(names[i], sizeof names[i], "m\".%c\n%d", 'a' + (int)draw(26), i);
+            tensors[i] = tensor_of(names[i], dtypes[draw(sizeof dtypes / sizeof *dtypes)], ndim, shape);
+            n_pieces[i] = cut(ndim, shape, pieces[i]);
+            for (int k = 0; k < n_pieces[i]; k++) owner[i][k] = (int)draw(RANKS);
+        }
+        mkdir(saving, 0777);
+        for (int r = 0; r < RANKS; r++) {
+            char stem[32];
+            snprintf(stem, sizeof stem, "rank-%d", r);
+            assert_ok(peri_checkpoint_writer_new(saving, stem, draw(2) ? 0 : 1 + draw(3000), &writers[r]));
+            for (int i = 0; i < TENSORS; i++)
+                for (int k = 0; k < n_pieces[i]; k++)
+                    if (owner[i][k] == r) assert_ok(peri_checkpoint_writer_add(writers[r], &tensors[i], &pieces[i][k]));
+            for (int i = 0; i < TENSORS; i++)
+                for (int k = 0; k < n_pieces[i]; k++)
+                    if (owner[i][k] == r) write_piece(writers[r], &tensors[i], &pieces[i][k]);
+            assert_ok(peri_checkpoint_writer_finish(writers[r]));
+            assert_ok(peri_checkpoint_writer_part(writers[r], &parts[r]));
+        }
+        assert_ok(
+            peri_checkpoint_publish(saving, path, parts, RANKS, &(peri_checkpoint_facts){.values = "{\"a\":[1,null]}"}, seed > 1, digest));
+        for (int r = 0; r < RANKS; r++) peri_checkpoint_writer_release(writers[r]);
+        peri_checkpoint *c;
+        assert_ok(peri_checkpoint_open(path, &c));
+        assert_int_equal(peri_checkpoint_count(c), TENSORS);
+        assert_string_equal(peri_checkpoint_digest(c), digest);
+        assert_string_equal(peri_checkpoint_values(c), "{\"a\":[1,null]}");
+        for (int i = 0; i < TENSORS; i++) {
+            peri_checkpoint_tensor t;
+            int64_t at = peri_checkpoint_find(c, tensors[i].name);
+            assert_ok(peri_checkpoint_tensor_at(c, at, &t));
+            assert_int_equal(t.dtype, tensors[i].dtype);
+            for (int64_t k = 0; k < t.pieces; k++) assert_ok(peri_checkpoint_verify(c, at, k));
+            for (int k = 0; k < 12; k++) check_region(c, &tensors[i], k % 4 ? cpu() : opaque);
+        }
+        peri_checkpoint_release(c);
+    }
+    assert_int_equal(access(saving, F_OK), -1); /* nothing of what was replaced is left */
+}
+
+/** Numbers of rows that belong to columns: read with the same columns they have the same bits, with others they are weighted means. */
+static void columns_have_means(void **context)
+{
+    (void)context;
+    const int64_t rows = 5;
+    const peri_checkpoint_tensor t = tensor_of("momentum", PERI_F32, 1, &rows);
+    const peri_checkpoint_region left = {.size = {5}, .column = 0, .columns = 3}, right = {.size = {5}, .column = 3, .columns = 1};
+    const float a[] = {1, 2, 3, 4, 5}, b[] = {9, 8, 7, 6, 5.5f};
+    float got[5];
+    peri_checkpoint_writer *w;
+    peri_checkpoint *c;
+    peri_tensor *out;
+    const char *part;
+    char digest[33];
+    assert_ok(peri_checkpoint_writer_new(saving, "r", 0, &w));
+    assert_ok(peri_checkpoint_writer_add(w, &t, &right));
+    assert_ok(peri_checkpoint_writer_add(w, &t, &left));
+    assert_ok(peri_checkpoint_writer_put_bytes(w, b, sizeof b));
+    assert_ok(peri_checkpoint_writer_put_bytes(w, a, sizeof a));
+    assert_ok(peri_checkpoint_writer_finish(w));
+    assert_ok(peri_checkpoint_writer_part(w, &part));
+    assert_ok(peri_checkpoint_publish(saving, path, &part, 1, NULL, false, digest));
+    peri_checkpoint_writer_release(w);
+    assert_ok(peri_checkpoint_open(path, &c));
+    assert_ok(peri_tensor_new(cpu(), PERI_F32, 1, &rows, &out));
+    static const struct {
+        int64_t column, columns;
+        double weight[2];
+    } cases[] = {{0, 3, {1, 0}}, {3, 1, {0, 1}}, {0, 0, {0.75, 0.25}}, {0, 4, {0.75, 0.25}}, {2, 2, {0.5, 0.5}}, {1, 1, {1, 0}}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        peri_checkpoint_region r = {.size = {5}, .column = cases[i].column, .columns = cases[i].columns};
+        assert_ok(peri_checkpoint_read(c, 0, &r, out));
+        assert_ok(peri_tensor_read(out, got, sizeof got));
+        for (int k = 0; k < 5; k++) assert_true(got[k] == (float)(cases[i].weight[0] * a[k] + cases[i].weight[1] * b[k]));
+    }
+    assert_fails(peri_checkpoint_read(c, 0, &(peri_checkpoint_region){.size = {5}, .column = 9, .columns = 1}, out), PERI_EMISMATCH,
+                 "no piece has columns 9 to 10");
+    peri_tensor_release(out);
+    peri_checkpoint_release(c);
+}
+
+/* -- what goes wrong ------------------------------------------------------------------------------------------------------------------- */
+
+/** Every failed allocation, write and sync: an error, no leak, and the checkpoint that was there is whole. */
+static void a_failed_save_leaves_the_old_one(void **context)
+{
+    (void)context;
+    const float old[] = {1, 2, 3}, fresh[] = {4, 5, 6, 7};
+    char digest[33];
+    static const char *const faults[] = {"alloc", "checkpoint_write", "checkpoint_sync"};
+    assert_ok(save_one(old, 3, false, digest));
+    const int64_t objects = peri_mem_objects();
+    for (size_t f = 0; f < 3; f++) {
+        for (int after = 1;; after++) {
+            assert_ok(peri_fault_arm(faults[f], after));
+            peri_status status = save_one(fresh, 4, true, digest);
+            char why[PERI_MESSAGE_MAX];
+            snprintf(why, sizeof why, "%s", peri_error_message());
+            const bool failed = peri_fault_passed(faults[f]) >= after;
+            assert_ok(peri_fault_arm(faults[f], 0));
+            if (!failed) break;
+            if (status >= 0) { /* a failure after the new one had its name: it is there, and what is left of the old one is no error */
+                check_one(fresh, 4);
+                sweep(saving);
+                assert_ok(save_one(old, 3, true, digest));
+                continue;
+            }
+            assert_true(after < 1000);
+            assert_true(strlen(why) > 10);
+            assert_int_equal(peri_mem_objects(), objects);
+            check_one(old, 3);
+            sweep(saving);
+        }
+        assert_ok(save_one(old, 3, true, digest));
+    }
+}
+
+static void read_file(const char *name, char **out, long *n)
+{
+    char file[PATH_MAX];
+    snprintf(file, sizeof file, "%s/%s", path, name);
+    FILE *f = fopen(file, "rb");
+    assert_non_null(f);
+    fseek(f, 0, SEEK_END);
+    *n = ftell(f);
+    rewind(f);
+    *out = malloc((size_t)*n);
+    assert_int_equal(fread(*out, 1, (size_t)*n, f), *n);
+    fclose(f);
+}
+
+static void write_file(const char *name, const char *data, long n)
+{
+    char file[PATH_MAX];
+    snprintf(file, sizeof file, "%s/%s", path, name);
+    FILE *f = fopen(file, "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite(data, 1, (size_t)n, f), n);
+    fclose(f);
+}
+
+/** Open, read and verify everything; the first error. */
+static peri_status read_all(void)
+{
+    peri_checkpoint *c;
+    const int64_t n = 3;
+    peri_tensor *out;
+    PERI_TRY(peri_checkpoint_open(path, &c));
+    peri_status status = peri_tensor_new(cpu(), PERI_F32, 1, &n, &out);
+    if (status >= 0) status = peri_checkpoint_read(c, 0, &(peri_checkpoint_region){.size = {3}}, out);
+    if (status >= 0) status = peri_checkpoint_verify(c, 0, 0);
+    if (status >= 0) peri_tensor_release(out);
+    peri_checkpoint_release(c);
+    return status;
+}
+
+/** Any flipped bit of the manifest or of data, any cut, any file that is not there. */
+static void damage_is_named(void **context)
+{
+    (void)context;
+    const float values[] = {1, 2, 3};
+    char digest[33], *data;
+    long n;
+    assert_ok(save_one(values, 3, false, digest));
+    assert_ok(read_all());
+    static const char *const names[] = {"manifest.json", "rank-0.safetensors"};
+    for (int f = 0; f < 2; f++) {
+        read_file(names[f], &data, &n);
+        for (long i = f ? n - 12 : 0; i < n; i++) { /* the header of a safetensors file is not read: the manifest says all */
+            data[i] = (char)(data[i] ^ 1 << i % 8);
+            write_file(names[f], data, n);
+            assert_fails(read_all(), PERI_EFORMAT, "checkpoint");
+            data[i] = (char)(data[i] ^ 1 << i % 8);
+        }
+        for (long i = 0; i < n; i++) {
+            write_file(names[f], data, i);
+            assert_fails(read_all(), PERI_EFORMAT, "checkpoint");
+        }
+        write_file(names[f], data, n);
+        assert_ok(read_all());
+        free(data);
+    }
+    char file[PATH_MAX];
+    snprintf(file, sizeof file, "%s/rank-0.safetensors", path);
+    unlink(file);
+    assert_fails(read_all(), PERI_ENOTFOUND, "rank-0.safetensors");
+    snprintf(file, sizeof file, "%s/manifest.json", path);
+    unlink(file);
+    assert_fails(read_all(), PERI_EFORMAT, "not finished");
+    rmdir(path);
+    assert_fails(read_all(), PERI_ENOTFOUND, "model");
+}
+
+/** What exists is refused, and what is no checkpoint is never replaced or removed. */
+static void only_checkpoints_are_replaced(void **context)
+{
+    (void)context;
+    const float values[] = {1, 2, 3};
+    char digest[33], file[PATH_MAX];
+    assert_ok(save_one(values, 3, false, digest));
+    assert_fails(save_one(values, 3, false, digest), PERI_EINVAL, "is there already");
+    sweep(saving);
+    snprintf(file, sizeof file, "%s/notes.txt", path);
+    close(open(file, O_CREAT | O_WRONLY, 0666));
+    assert_fails(peri_checkpoint_remove(path), PERI_EIO, "files that are not of the checkpoint");
+    assert_int_equal(access(file, F_OK), 0);
+    assert_fails(save_one(values, 3, true, digest), PERI_EINVAL, "is no checkpoint");
+    sweep(saving);
+    assert_int_equal(access(file, F_OK), 0);
+    unlink(file);
+    rmdir(path);
+    assert_ok(save_one(values, 3, true, digest));
+    check_one(values, 3);
+    assert_ok(peri_checkpoint_remove(path));
+    assert_int_equal(access(path, F_OK), -1);
+}
+
+/** Parts that do not fit together. */
+static void parts_must_fit(void **context)
+{
+    (void)context;
+    const int64_t shape[] = {4, 4};
+    const peri_checkpoint_tensor t = tensor_of("t", PERI_U8, 2, shape);
+    static const struct {
+        peri_checkpoint_region pieces[2];
+        int n;
+        const char *why;
+    } cases[] = {
+        {{{.size = {2, 4}}}, 1, "its pieces have 8 of its 16 elements"},
+        {{{.size = {3, 4}}, {.offset = {2, 0}, .size = {2, 4}}}, 2, "two of its pieces have the same elements"},
+        {{{.size = {4, 4}, .columns = 2}, {.size = {4, 4}, .column = 1, .columns = 2}}, 2, "share columns"},
+        {{{.size = {4, 4}}, {.size = {4, 4}, .column = 1, .columns = 2}}, 2, "say their columns"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        peri_checkpoint_writer *w;
+        const char *part;
+        char digest[33];
+        const unsigned char data[16] = {0};
+        assert_ok(peri_checkpoint_writer_new(saving, "r", 0, &w));
+        for (int k = 0; k < cases[i].n; k++) assert_ok(peri_checkpoint_writer_add(w, &t, &cases[i].pieces[k]));
+        for (int k = 0; k < cases[i].n; k++)
+            assert_ok(peri_checkpoint_writer_put_bytes(w, data, cases[i].pieces[k].size[0] * cases[i].pieces[k].size[1]));
+        assert_ok(peri_checkpoint_writer_finish(w));
+        assert_ok(peri_checkpoint_writer_part(w, &part));
+        assert_fails(peri_checkpoint_publish(saving, path, &part, 1, NULL, false, digest), PERI_EMISMATCH, cases[i].why);
+        peri_checkpoint_writer_release(w);
+        sweep(saving);
+        mkdir(saving, 0777);
+    }
+}
+
+/** A bool is 0 or 1, whoever wrote the file. */
+static void bools_are_checked(void **context)
+{
+    (void)context;
+    const int64_t n = 4;
+    const unsigned char data[] = {0, 1, 2, 1};
+    const peri_checkpoint_tensor t = tensor_of("t", PERI_BOOL, 1, &n);
+    peri_checkpoint_writer *w;
+    peri_checkpoint *c;
+    peri_tensor *out;
+    assert_ok(peri_checkpoint_writer_new(saving, "r", 0, &w));
+    assert_ok(peri_checkpoint_writer_add(w, &t, &(peri_checkpoint_region){.size = {4}}));
+    assert_ok(peri_checkpoint_writer_put_bytes(w, data, 4));
+    assert_ok(peri_checkpoint_writer_finish(w));
+    strcat(saving, "/r.safetensors");
+    assert_ok(peri_checkpoint_open(saving, &c));
+    assert_int_equal(peri_checkpoint_count(c), 1);
+    assert_string_equal(peri_checkpoint_digest(c), "");
+    assert_ok(peri_tensor_new(cpu(), PERI_BOOL, 1, &n, &out));
+    assert_fails(peri_checkpoint_read(c, 0, &(peri_checkpoint_region){.size = {4}}, out), PERI_EFORMAT, "neither 0 nor 1");
+    peri_tensor_release(out);
+    peri_checkpoint_release(c);
+    peri_checkpoint_writer_release(w);
+}
+
+static void refusals_say_what_is_allowed(void **context)
+{
+    (void)context;
+    const int64_t shape[] = {4};
+    peri_checkpoint_tensor t = tensor_of("t", PERI_F32, 1, shape), wide = tensor_of("c", PERI_C128, 1, shape);
+    const float values[4] = {0};
+    peri_checkpoint_writer *w;
+    const char *part;
+    char digest[33];
+    assert_fails(peri_checkpoint_writer_new(saving, "a/b", 0, &w), PERI_EINVAL, "stem");
+    assert_ok(peri_checkpoint_writer_new(saving, "r", 0, &w));
+    assert_fails(peri_checkpoint_writer_add(w, &t, &(peri_checkpoint_region){.offset = {2}, .size = {3}}), PERI_EINVAL, "within 0 to 4");
+    assert_fails(peri_checkpoint_writer_add(w, &wide, &(peri_checkpoint_region){.size = {4}}), PERI_EUNSUPPORTED, "c128");
+    assert_ok(peri_checkpoint_writer_add(w, &t, &(peri_checkpoint_region){.size = {4}}));
+    assert_fails(peri_checkpoint_writer_put_bytes(w, values, 3), PERI_EINVAL, "whole elements");
+    assert_fails(peri_checkpoint_writer_put_bytes(w, values, 20), PERI_EINVAL, "has 4 left");
+    assert_fails(peri_checkpoint_writer_finish(w), PERI_EINVAL, "4 elements of 't'");
+    assert_fails(peri_checkpoint_writer_part(w, &part), PERI_EINVAL, "not finished");
+    assert_ok(peri_checkpoint_writer_put_bytes(w, values, 16));
+    assert_fails(peri_checkpoint_writer_put_bytes(w, values, 4), PERI_EINVAL, "are written");
+    assert_ok(peri_checkpoint_writer_finish(w));
+    assert_ok(peri_checkpoint_writer_part(w, &part));
+    assert_fails(peri_checkpoint_publish(saving, path, &part, 1, &(peri_checkpoint_facts){.values = "{"}, false, digest), PERI_EINVAL, "");
+    assert_fails(peri_checkpoint_publish(saving, path, &part, 1, &(peri_checkpoint_facts){.parent = "x"}, false, digest), PERI_EINVAL,
+                 "digest");
+    peri_checkpoint_writer_release(w);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, make_folder, remove_folder)
+static const struct CMUnitTest tests[] = {
+    TEST(any_rectangle_reads_what_was_written),
+    TEST(columns_have_means),
+    TEST(a_failed_save_leaves_the_old_one),
+    TEST(damage_is_named),
+    TEST(only_checkpoints_are_replaced),
+    TEST(parts_must_fit),
+    TEST(bools_are_checked),
+    TEST(refusals_say_what_is_allowed),
+};
+
+check_main(tests)
