@@ -97,7 +97,7 @@ static peri_status flat_of(peri_tensor *t, peri_tensor **out)
     return peri_tensor_reshape(t, 1, &n, out);
 }
 
-/** Offsets of @bags bags, and @n behind the last. */
+/** Offsets @t of @bags bags, and @n behind the last, which therefore ends with the ids. */
 static peri_status complete_offsets(peri_tensor *t, int64_t bags, int64_t n, peri_tensor **out)
 {
     peri_tensor *all, *begins = NULL;
@@ -115,10 +115,13 @@ static peri_status make_offsets(const peri_embedding_bag_args *a, call *c)
     peri_device *device = peri__device(a->weight);
     if (a->mode == PERI_BAG_NONE) return peri__offsets_of_equal(device, 1, c->n, &c->offsets);
     if (!a->offsets) return peri__offsets_of_equal(device, c->bags, a->ids->shape[1], &c->offsets);
-    if (a->include_last_offset) return peri__contiguous_of(a->offsets, &c->offsets);
+    if (c->bags == 0 && c->n > 0)
+        return peri__fail(PERI_EINVAL, "%s: %lld ids, but offsets of no bag that they could belong to", F, (long long)c->n);
     if (a->offsets->dtype == PERI_I32 && c->n > INT32_MAX)
         return peri__fail(PERI_EINVAL, "%s: offsets are i32, but there are %lld ids", F, (long long)c->n);
-    return complete_offsets(a->offsets, c->bags, c->n, &c->offsets);
+    if (a->include_last_offset) PERI_TRY(peri__contiguous_of(a->offsets, &c->offsets));
+    else PERI_TRY(complete_offsets(a->offsets, c->bags, c->n, &c->offsets));
+    return peri__check_offsets(F, "offsets", "bag", c->offsets, c->n); /* each id lies in one bag: none is left out */
 }
 
 static peri_k_bags bags_of(const call *c)

@@ -260,9 +260,11 @@ peri_status peri__total_offsets(const char *function, const peri_tensor *lengths
     return status;
 }
 
-/** Whether the sums of any numbers fit in @x's dtype, added up on the host. */
-static peri_status check_sums(const peri_tensor *x, int64_t rows, int64_t cols)
+/** Whether the sums of any numbers fit in @x's dtype, added up on the host: those that the result holds, of which an exclusive one has no
+ *  last. */
+static peri_status check_sums(const peri_tensor *x, int64_t rows, int64_t cols, int32_t mode)
 {
+    int64_t held = mode == PERI_CUMSUM_EXCLUSIVE ? cols - 1 : cols;
     int64_t n = rows * cols, *host = peri__alloc(sizeof *host * (size_t)peri__max(n, 1)), sum;
     if (!host) return PERI_ENOMEM;
     peri_tensor *wide = NULL;
@@ -270,7 +272,7 @@ static peri_status check_sums(const peri_tensor *x, int64_t rows, int64_t cols)
     if (status >= 0) status = peri_tensor_read(wide, host, n * 8);
     for (int64_t r = 0; r < rows && status >= 0; r++) {
         sum = 0;
-        for (int64_t i = r * cols; i < (r + 1) * cols && status >= 0; i++) {
+        for (int64_t i = r * cols; i < r * cols + held && status >= 0; i++) {
             bool over = __builtin_add_overflow(sum, host[i], &sum);
             if (x->dtype == PERI_I32) over = over || sum > INT32_MAX || sum < INT32_MIN;
             if (over)
@@ -302,7 +304,7 @@ peri_status peri_sparse_cumsum(peri_tensor *x, int32_t mode, peri_tensor **out)
     PERI_TRY_GOTO(peri_tensor_new(peri__device(x), x->dtype, x->ndim, x->ndim == 2 ? shape : shape + 1, &y), out);
     if (rows > 0) PERI_TRY_GOTO(sum_checked(flat, rows, cols, limit, mode, y, &last, &fits), out);
     if (rows > 0 && !fits) {
-        PERI_TRY_GOTO(check_sums(flat, rows, cols), out);
+        PERI_TRY_GOTO(check_sums(flat, rows, cols, mode), out);
         PERI_TRY_GOTO(sum_into(flat, rows, cols, -1, mode, y, NULL), out);
     }
     *out = y;

@@ -114,6 +114,48 @@ for _, device in ipairs { "cpu", "opaque" } do
       end
     end)
 
+    it("looks every id up in one bag, or says which offset leaves ids out", function()
+      local draw = support.generator(11)
+      for case = 1, 60 do
+        local mode, last = ({ "sum", "mean", "max" })[case % 3 + 1], draw(2) == 1
+        local n, bags, begins = draw(6), draw(4), { 0 }
+        for b = 2, bags do begins[b] = begins[b - 1] + draw(n - begins[b - 1] + 1) end
+        if last then begins[bags + 1] = n end
+        if bags == 0 and not last then begins = {} end
+        local list = {}
+        for i = 1, n do list[i] = draw(rows) end
+        local sound = bags > 0 or n == 0
+        local at = #begins > 0 and draw(#begins) + 1 or 1
+        if #begins > 0 and draw(2) == 1 then -- the first or the last one elsewhere, or one beyond the ids
+          begins[at] = begins[at] + draw(4) - 2
+        end
+        local edge = begins[#begins]
+        sound = sound and (begins[1] or 0) == 0 and (not last or edge == n) and (edge or 0) <= n
+        for b = 2, #begins do sound = sound and begins[b] >= begins[b - 1] end
+        local module = bag(matrix(rows, cols), { mode = mode, include_last_offset = last })
+        local function call() return module(t(list, "i64"), t(begins, case % 2 == 0 and "i64" or "i32")) end
+        if sound then
+          local out, by_row = call():to_list(), module.weight:to_list()
+          for b = 1, bags do
+            local first, past = begins[b], begins[b + 1] or n
+            for d = 1, cols do
+              local want = past > first and mode == "max" and -math.huge or 0
+              for i = first + 1, past do
+                local x = by_row[list[i] * cols + d]
+                want = mode == "max" and math.max(want, x) or mode ~= "max" and want + x or want
+              end
+              if mode == "mean" and past > first then want = want / (past - first) end
+              assert.near(want, out[(b - 1) * cols + d], 1e-5)
+            end
+          end
+        else
+          local ok, why = pcall(call)
+          assert.is_false(ok, ("%d ids, offsets %s"):format(n, table.concat(begins, " ")))
+          assert.truthy(tostring(why):find "offset", tostring(why))
+        end
+      end
+    end)
+
     it("takes bags as rows of ids, as offsets with and without the last one, and ids of any shape", function()
       for _, mode in ipairs { "sum", "mean", "max" } do
         local module = bag(matrix(rows, cols), { mode = mode })
@@ -244,7 +286,7 @@ for _, device in ipairs { "cpu", "opaque" } do
         local before = module.weight:to_list()
         fails("table 'weight', sample 1: id 4 at place 0 of the bag, allowed: 0..3, or %-1 for none %(1 such ids%)", module,
           t({ 0, 1, 4 }, "i64"), at)
-        fails("table 'weight', sample 1: offsets 2 and 1 make no bag of 3 ids", module, list, t({ 0, 2, 1 }, "i32"))
+        fails("offsets: bag 1: its offsets are 2 and 1, they must not decrease", module, list, t({ 0, 2, 1 }, "i32"))
         assert.same(before, module.weight:to_list(), "nothing was scaled")
       end
       fails("table 'weight', sample 0: id 7 at place 2", nn.Embedding { num_embeddings = 7, embedding_dim = 1, device = device },

@@ -70,6 +70,9 @@ for _, device in ipairs { "cpu", "opaque" } do
       bad("sum up to element 1 %(1%) does not fit in i32", sparse.asynchronous_complete_cumsum, t({ big, 1 }, "i32"))
       bad("sum up to element 2 %(%-1%) does not fit in i32", sparse.asynchronous_inclusive_cumsum, t({ -big, -1, -1 }, "i32"))
       bad("element 5 %(2147483647%) does not fit", sparse.asynchronous_complete_cumsum, t({ { 1, 2, 3 }, { 4, 5, big } }, "i32"))
+      assert.same({ { 0, big - 1 }, { 0, big } }, -- what is not part of the result need not fit
+        sparse.asynchronous_exclusive_cumsum(t({ { big - 1, big }, { big, 9 } }, "i32")):to_table())
+      bad("element 1 %(1%) does not fit", sparse.asynchronous_exclusive_cumsum, t({ big, 1, 0 }, "i32"))
       local huge = peri.Tensor.from_memory(require("ffi").new("int64_t[2]", 0x7fffffffffffffffLL, 1), { 2 }, "i64", device)
       bad("sum up to element 1 %(1%) does not fit in i64", sparse.asynchronous_complete_cumsum, huge)
       local wide = peri.full({ 20000 }, 2 ^ 49, "i64", device)

@@ -88,10 +88,9 @@ local function bags_of(self, ids, offsets, weights)
         lengths[b] < 0 and first[b + 1] or first[1])
     end
   end
-  if last < 0 or last > n then fail(self, "the last offset is %d, allowed: 0..%d, the number of ids", last, n) end
-  local counts = Tensor.tensor(lengths, "i32", ids:device(), { #lengths })
-  if last == n then return ids, counts, weights end
-  return ids:slice(1, 0, last), counts, weights and weights:slice(1, 0, last)
+  if #lengths == 0 and n > 0 then fail(self, "%d ids, but offsets of no bag that they could belong to", n) end
+  if last ~= n then fail(self, "the last offset is %d, wanted %d, the number of ids (include_last_offset)", last, n) end
+  return ids, Tensor.tensor(lengths, "i32", ids:device(), { #lengths }), weights
 end
 
 local function batch_of(self, ids, offsets, weights)

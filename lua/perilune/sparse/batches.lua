@@ -46,11 +46,25 @@ function M.reorder_batched_ad_indices(cat_ad_offsets, cat_ad_indices, batch_offs
   return ids
 end
 
+--- The ids of input `i` as i32, which must hold them.
+local function narrow(func, i, t)
+  if t:dtype() == "i64" then
+    local wide, n = t:read()
+    for at = 0, n - 1 do
+      if wide[at] < -2 ^ 31 or wide[at] >= 2 ^ 31 then
+        P.fail(("%s: id %s of input %d does not fit i32, in which the ids are put together"):format(func,
+          tostring(wide[at]):gsub("LL", ""), i))
+      end
+    end
+  end
+  return t:to "i32"
+end
+
 --- The ids of several inputs as one (i32), and their weights: an input without weights counts 1.
 local function combined(func, indices_list, weights_list)
   local ids, weights, any = {}, {}, false
   for i, t in ipairs(indices_list) do
-    ids[i] = t:to "i32"
+    ids[i] = narrow(func, i - 1, t)
     local w = weights_list and weights_list[i]
     if w and not Tensor.is(w) then P.fail(("%s: weights of input %d are a %s, wanted a tensor"):format(func, i - 1, type(w))) end
     if w and w:numel() > 0 then any = true else w = Tensor.ones({ t:numel() }, "f32", t:device()) end
@@ -63,8 +77,37 @@ end
 
 --- Inputs with lengths: ids, lengths (i32) and weights of all of them.
 function M.tbe_input_combine_with_length(indices_list, lengths_list, per_sample_weights)
-  local ids, weights = combined("tbe_input_combine_with_length", indices_list, per_sample_weights)
+  local func = "tbe_input_combine_with_length"
+  local ids, weights = combined(func, indices_list, per_sample_weights)
+  if #lengths_list ~= #indices_list then
+    P.fail(("%s: %d inputs and %d lists of lengths"):format(func, #indices_list, #lengths_list))
+  end
+  for i, t in ipairs(lengths_list) do
+    local sum, n = 0, indices_list[i]:numel()
+    for _, length in ipairs(t:to_list()) do
+      if length < 0 then P.fail(("%s: input %d has a length of %d, allowed: 0 and more"):format(func, i - 1, length)) end
+      sum = sum + length
+    end
+    if sum ~= n then P.fail(("%s: the lengths of input %d sum to %d, but it has %d ids"):format(func, i - 1, sum, n)) end
+  end
   return ids, F.cat(P.util.map(lengths_list, function(t) return t:to "i32" end), 1), weights
+end
+
+--- Offsets at which the bags of input `i` begin: a list, which is an error unless each of the n ids lies in one bag. `complete`: the last
+--- one is the end of the last bag.
+local function begins_of(i, offsets, n, complete)
+  local list = offsets:to_list()
+  local function fail(text, ...) P.fail(("tbe_input_combine: input %d: " .. text):format(i, ...)) end
+  if not complete then list[#list + 1] = n end
+  if #list < 2 and n > 0 then fail("%d ids, but offsets of no bag that they could belong to", n) end
+  for b = 1, #list do
+    local least = list[b - 1] or 0
+    if b == 1 and list[1] ~= 0 then fail("its first offset is %d, wanted 0", list[1]) end
+    if list[b] < least then fail("offsets[%d] is %d, allowed: no less than the one before, %d", b - 1, list[b], least) end
+  end
+  if #list > 0 and list[#list] ~= n then fail("its last offset is %d, but there are %d ids", list[#list], n) end
+  list[#list] = nil
+  return list
 end
 
 --- Inputs with offsets, complete where include_last_offsets says so: ids, complete offsets (i32) and weights of all of them. With
@@ -76,8 +119,8 @@ function M.tbe_input_combine(indices_list, offsets_list, per_sample_weights, inc
     P.fail(("tbe_input_combine: %d inputs and %d lists of offsets"):format(#indices_list, #offsets_list))
   end
   for i, t in ipairs(offsets_list) do
-    local list, n = t:to_list(), indices_list[i]:numel()
-    if include_last_offsets and include_last_offsets[i] then list[#list] = nil end
+    local n = indices_list[i]:numel()
+    local list = begins_of(i - 1, t, n, include_last_offsets and include_last_offsets[i])
     if batch_size and #list > batch_size then
       P.fail(("tbe_input_combine: input %d has %d bags, at most %d"):format(i - 1, #list, batch_size))
     end
