@@ -18,8 +18,12 @@ local wide, unsigned, pointer = ffi.typeof "int64_t", ffi.typeof "uint64_t", ffi
 local RELEASED = "was released (did it outlive its scope? keep it with peri.keep)"
 M.RELEASED = RELEASED
 
-local function whole(x) return type(x) == "number" and x == math.floor(x) and x >= -2 ^ 63 and x < 2 ^ 63 end
-local function any_whole(x) return whole(x) or type(x) == "cdata" and (ffi.istype(wide, x) or ffi.istype(unsigned, x)) end
+local function whole(x) return type(x) == "number" and x == math.floor(x) and x >= -2 ^ 53 and x <= 2 ^ 53 end
+--- Whole numbers that are what was written: a Lua number from 2^53 on may have been rounded, a 64-bit integer was not.
+local function any_whole(x)
+  return type(x) == "number" and x == math.floor(x) and x > -2 ^ 53 and x < 2 ^ 53
+    or type(x) == "cdata" and (ffi.istype(wide, x) or ffi.istype(unsigned, x))
+end
 local function dimension(x) return type(x) == "number" and x == math.floor(x) and x ~= 0 and x >= -8 and x <= 8 end
 
 --- Kinds of arguments: what they are called in messages, and whether a value is one. `lua`: those that are plain Lua types.
@@ -30,7 +34,14 @@ local kinds = {
   table = { text = "a table", lua = "table" },
   list = { text = "a list", lua = "table" },
   ["function"] = { text = "a function", lua = "function" },
-  integer = { text = "a whole number", is = any_whole },
+  integer = {
+    text = "a whole number",
+    is = any_whole,
+    why = function(x)
+      return type(x) == "number" and math.abs(x) >= 2 ^ 53
+        and ("is %.17g, wanted a whole number below 2^53, or a 64-bit one (9007199254740993LL)"):format(x)
+    end,
+  },
   count = { text = "a whole number 0..2^53", is = function(x) return whole(x) and x >= 0 and x <= 2 ^ 53 end },
   int = { text = "a whole number below 2^31", is = function(x) return whole(x) and x >= -2 ^ 31 and x < 2 ^ 31 end },
   dim = { text = "a dimension: 1, 2, ..., or -1, -2, ... from the end", is = dimension },

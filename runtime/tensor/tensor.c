@@ -362,13 +362,14 @@ peri_status peri_tensor_data(peri_tensor *t, void **out)
     return PERI_OK;
 }
 
-/** What an integer or floating dtype can hold. Finite numbers beyond a float's largest would become infinities. */
+/** What an integer or floating dtype can hold. Finite numbers beyond a float's largest would become infinities; a double from 2^53 on may
+ *  be another whole number that was rounded, so no i64 is made of it. */
 static const struct {
     int32_t dtype;
     bool whole;
     double least, past; /* least <= number < past; -past < number < past for floats */
     const char *text;
-} ranges[] = {{PERI_I64, true, -0x1p63, 0x1p63, "whole numbers -2^63..2^63 - 1"},
+} ranges[] = {{PERI_I64, true, 1 - 0x1p53, 0x1p53, "whole numbers -2^53 + 1..2^53 - 1 (others: peri_tensor_write)"},
               {PERI_I32, true, -0x1p31, 0x1p31, "whole numbers -2147483648..2147483647"},
               {PERI_I16, true, -32768, 32768, "whole numbers -32768..32767"},
               {PERI_I8, true, -128, 128, "whole numbers -128..127"},

@@ -124,7 +124,7 @@ for _, device in ipairs { "cpu", "opaque" } do
       bad("ids are f32", { indices = t { 1, 2 } })
       bad("0 buckets", { my_size = 0 })
       bad("block size %-1", { block_sizes = { 2, -1 } })
-      bad("less than 2%^63", { block_sizes = { 2, 2 ^ 62 } })
+      bad("less than 2%^63", { block_sizes = { 2, 2LL ^ 62 } })
       bad("3 blocks of 2 for 2 buckets, wanted a multiple", { total_num_blocks = { 2, 3 } })
       bad("1 total_num_blocks for 2", { total_num_blocks = { 2 } })
       bad("2 bounds of feature 0 for 2 buckets", { block_bucketize_pos = { { 0, 3 } } })

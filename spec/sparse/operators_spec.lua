@@ -352,7 +352,7 @@ for _, device in ipairs { "cpu", "opaque" } do
       bad("size %-1 of level 0", to, x, { t { 0, 3 } }, { -1 })
       bad("offsets of level 0 are empty", to, x, { t {} }, { 1 })
       bad("offsets of level 0 is f32", to, x, { t({ 0, 3 }, "f32") }, { 1 })
-      bad("the result would have", to, x, { t { 0, 3 } }, { 2 ^ 62 })
+      bad("the result would have", to, x, { t { 0, 3 } }, { 2LL ^ 62 })
       bad("dense is f32 %[3%] for 1 bags", from, x, { t { 0, 3 } })
       bad("dense is f32 %[2, 2%] for 1 bags", from, t({ { 1, 2 }, { 3, 4 } }, "f32"), { t { 0, 3 } })
       bad("the last offset is 3, but there are 4", from, t({ { 1, 2 } }, "f32"), { t { 0, 3 } }, 4)

@@ -78,7 +78,7 @@ return function(args, shared)
   for i = 1, n do
     local r = type(a.rows) == "table" and a.rows[i] or a.rows
     if type(r) ~= "number" then P.fail(("%s: rows has no number for category %d"):format(func, i)) end
-    rows[i] = r
+    rows[i] = util.integer(func, ("rows of category %d"):format(i), r, 0)
   end
   local source = Source(util.integer(func, "dense_features", a.dense_features, 0, 4096), n, rows)
   local options = ffi.new "peri_criteo_options"

@@ -24,13 +24,13 @@ local M = {}
 local ManagedCollisionModule = Module:extend "ManagedCollisionModule"
 M.ManagedCollisionModule = ManagedCollisionModule
 
---- input_hash_size: a number or an int64; spread "range" divides by it.
+--- input_hash_size: a number below 2^53 or an int64; spread "range" divides by it.
 local function check_hash_size(f, size, spread)
   local low, whole = spread == "range" and 1 or 0, ffi.istype("int64_t", size)
-  if type(size) == "number" then whole = size == math.floor(size) and size < 2 ^ 63 end
+  if type(size) == "number" then whole = size == math.floor(size) and size < 2 ^ 53 end
   if not whole or size < low then
-    P.fail(("%s: input_hash_size is %s, allowed: whole numbers %d..%s"):format(f, signature.text(size), low,
-      spread == "range" and " (spread by range)" or ""))
+    P.fail(("%s: input_hash_size is %s, allowed: whole numbers %d..2^53 - 1%s, and 64-bit ones (0x7fffffffffffffffLL)"):format(f,
+      signature.text(size), low, spread == "range" and " (spread by range)" or ""))
   end
 end
 

@@ -17,7 +17,7 @@ local EmbeddingBagCollection = require "perilune.embed.bag"
 
 local C = P.C
 
-local BEYOND = 2 ^ 53 -- the end of the last piece, so that it sees, and refuses, ids that no row has
+local BEYOND = 2 ^ 53 - 1 -- the end of the last piece, so that it sees, and refuses, ids that no row has
 
 local Piecewise = nn.Module:extend "PiecewiseEmbeddingBagCollection"
 
@@ -156,9 +156,9 @@ local function blame(self, features, err)
     local bounds = self._bounds[key]
     for sample = 0, stride - 1 do
       for i = offset + 1, offset + lengths[(k - 1) * stride + sample + 1] do
-        local id, most = tonumber(values[i]), bounds and bounds[#bounds] - 1
+        local id, most = values[i], bounds and bounds[#bounds] - 1
         if bounds and (id < 0 or id > most) then
-          P.fail(("%s: feature '%s', sample %d: id %.0f, allowed: 0..%.0f"):format(self.class_name, key, sample, id, most))
+          P.fail(("%s: feature '%s', sample %d: id %d, allowed: 0..%d"):format(self.class_name, key, sample, id, most))
         end
         offset = i
       end

@@ -2,6 +2,7 @@
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local Tensor = require "perilune.tensor"
+local signature = require "perilune.signature"
 
 local M = {}
 
@@ -55,11 +56,7 @@ function M.matrix(func, what, value)
         type(row) == "table" and ("a list of %d"):format(#row) or tostring(row), columns))
     end
     for j = 1, columns do
-      local x = row[j]
-      if type(x) ~= "number" or x ~= math.floor(x) then
-        P.fail(("%s: entry %d of row %d of %s is %s, wanted a whole number"):format(func, j, i, what, tostring(x)))
-      end
-      buffer[(i - 1) * columns + j - 1] = x
+      buffer[(i - 1) * columns + j - 1] = signature.value(func, ("entry %d of row %d of %s"):format(j, i, what), row[j], "integer")
     end
   end
   return buffer, rows, columns

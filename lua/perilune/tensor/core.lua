@@ -76,9 +76,12 @@ local host_types = { f64 = "double", f32 = "float", f16 = "uint16_t", bf16 = "ui
 local parts = { c64 = 2, c128 = 2 }
 
 -- What a dtype can hold: least and largest number, whether whole ones only, and how messages say it. A finite number beyond `least` and
--- `most` is an error, also for floats, where it would become an infinity; inside they are rounded.
+-- `most` is an error, also for floats, where it would become an infinity; inside they are rounded. A Lua number from 2^53 on may be
+-- another whole number that was rounded, so i64 takes those as 64-bit integers only.
+local EXACT = 2 ^ 53 - 1
 local ranges = {
-  i64 = { -2 ^ 63, 2 ^ 63, true, "whole numbers -2^63..2^63 - 1" }, i32 = { -2 ^ 31, 2 ^ 31 - 1, true }, i16 = { -32768, 32767, true },
+  i64 = { -EXACT, EXACT, true, "whole numbers -2^53 + 1..2^53 - 1, and 64-bit integers (9007199254740993LL)" },
+  i32 = { -2 ^ 31, 2 ^ 31 - 1, true }, i16 = { -32768, 32767, true },
   i8 = { -128, 127, true }, u8 = { 0, 255, true }, f16 = { -65519.99, 65519.99, false, "-65504..65504, inf, nan" },
   f32 = { -0x1.fffffefffffffp127, 0x1.fffffefffffffp127, false, "-3.4028235e38..3.4028235e38, inf, nan" },
   bf16 = { -0x1.fefffep127, 0x1.fefffep127, false, "-3.3895314e38..3.3895314e38, inf, nan" },
@@ -94,7 +97,7 @@ local function fits(range, x)
     if range == ranges.i64 then return ffi.istype(integer, x) or x <= MOST_SIGNED end
     x = tonumber(x)
   end
-  if range[3] then return x == math.floor(x) and x >= range[1] and x <= range[2] and x < 2 ^ 63 end
+  if range[3] then return x == math.floor(x) and x >= range[1] and x <= range[2] end
   return x >= range[1] and x <= range[2] or x ~= x or x == math.huge or x == -math.huge
 end
 
@@ -195,19 +198,51 @@ function M.named_tensor(func, data, dtype, device, shape)
   return write_list(func, data, dtype, device, found, shape, n)
 end
 
---- Bytes of host memory that a string or an array has; math.huge for a pointer, whose room only the caller knows.
-local function room_of(func, data)
-  if type(data) == "string" then return #data end
-  local text = type(data) == "cdata" and tostring(ffi.typeof(data)) or ""
-  if text:find "%]>$" then return ffi.sizeof(data) end
-  if text:find "%*>$" and data ~= nil then return math.huge end
-  P.fail(("%s: data is %s, wanted a string, or a C array or pointer"):format(func, data == nil and "nil" or signature.text(data)))
+-- C elements that are numbers of a dtype, beside host_types: the other names of the same number.
+local also = { bool = "bool", c64 = "complex float", c128 = "complex" }
+
+--- What is known of a C type: { array =, pointer =, element = its name }; by the text of the C type.
+local known = {}
+local function memory_of(data)
+  local text = tostring(ffi.typeof(data))
+  local type_of = known[text]
+  if not type_of then
+    local plain = text:match "^ctype<(.*)>$":gsub("const ", ""):gsub("volatile ", ""):gsub("%(&%)", "")
+    local element, rest = plain:match "^([%w_ ]-) ?([%[%*%(].*)$"
+    type_of = { array = rest and rest:find "^%[[%d%?]" ~= nil, pointer = rest and rest:find "^%*$" ~= nil, element = element }
+    known[text] = type_of
+  end
+  return type_of
 end
 
---- A tensor from host memory (cdata or string) of numel elements: exactly as many bytes in a string, no fewer in an array; what a pointer
---- points at is not known here.
+local names = {}
+for _, name in ipairs { "double", "float", "uint16_t", "int64_t", "int32_t", "int16_t", "int8_t", "uint8_t" } do
+  names[name] = tostring(ffi.typeof(name)):match "^ctype<(.*)>$" -- as LuaJIT calls it
+end
+
+--- Bytes that a string or an array has for a tensor of dtype `dtype`; math.huge for a pointer, whose room only the caller knows. The
+--- elements of C memory are numbers of that dtype; those of a string, a `char` array, and behind a `void *` are bytes of any. `exact`:
+--- there must be no more.
+local function room_of(func, data, dtype)
+  if type(data) == "string" then return #data, true end
+  local memory = type(data) == "cdata" and not ffi.istype(ctype, data) and memory_of(data)
+  if not memory or not memory.array and (not memory.pointer or data == nil) then
+    P.fail(("%s: data is %s, wanted a string, or a C array or pointer"):format(func, data == nil and "nil" or signature.text(data)))
+  end
+  local bytes = memory.element == "char" and dtype ~= "i8"
+  if not bytes and memory.element ~= names[host_types[dtype]] and memory.element ~= also[dtype] and memory.element ~= "void" then
+    P.fail(("%s: data is C memory of '%s' for elements of %s, wanted '%s' (or bytes: a string, a 'char' array, a 'void *')"):format(func,
+      memory.element, dtype, host_types[dtype]))
+  end
+  return memory.pointer and math.huge or ffi.sizeof(data), bytes and not memory.pointer
+end
+M.room_of = room_of
+
+--- A tensor from host memory: a C array or pointer whose elements are of the dtype's type (those that `read` gives: f32 of float, f16
+--- and bf16 of uint16_t, complex numbers of pairs), or bytes of any dtype (a string, a `char` array, a `void *`). Exactly as many bytes,
+--- no fewer elements in an array; what a pointer points at is not known here.
 function M.from_memory(data, shape, dtype, device)
-  room_of("from_memory", data)
+  room_of("from_memory", data, P.dtype_names[P.dtype(dtype or "f32")])
   local t = M.empty(shape, dtype, device)
   return t:write(data)
 end
@@ -252,24 +287,34 @@ function methods:read()
   return buffer, count
 end
 
---- Overwrite all elements from host memory (cdata or string) of the same dtype, as in from_memory.
+--- Overwrite all elements from host memory, as in from_memory.
 function methods:write(data)
   local d = self:describe()
-  local bytes, room = tonumber(d.numel * C.peri_dtype_size(d.dtype)), room_of("write", data)
-  if room < bytes or type(data) == "string" and room ~= bytes then
+  local bytes, room, exact = tonumber(d.numel * C.peri_dtype_size(d.dtype)), room_of("write", data, P.dtype_names[d.dtype])
+  if room < bytes or exact and room ~= bytes then
     P.fail(("write: %d bytes of data for %s, which has %d"):format(room, tostring(self), bytes))
   end
   check(C.peri_tensor_write(ptr(self), data, bytes))
   return self
 end
 
---- The element at flat position i (0 is the first) as a number; without i that of a tensor of one element.
+--- A number of a tensor's memory as Lua's; whole numbers that Lua's do not hold exactly (from 2^53 on) stay 64-bit integers.
+local function exact(x)
+  local y = tonumber(x)
+  if y <= EXACT and y >= -EXACT or type(x) == "number" then return y end
+  return x
+end
+
+--- The element at flat position i (0 is the first) as a number (i64 from 2^53 on: a 64-bit integer); without i that of a tensor of one
+--- element.
 function methods:item(i)
   if not i and self:numel() ~= 1 then
     P.fail(("item: %s has %d elements, wanted one; say which: item(0) is the first"):format(tostring(self), self:numel()))
   end
   check(C.peri_tensor_item(ptr(self), i or 0, number))
-  return number[0]
+  local x = number[0]
+  if (x > EXACT or x < -EXACT) and methods.dtype(self) == "i64" then return methods.read(self)[i or 0] end
+  return x
 end
 
 local u32 = ffi.typeof "uint32_t *"
@@ -298,13 +343,13 @@ local function nest(buffer, at, shape, depth, width)
   return list, at
 end
 
---- All elements as a flat list of numbers.
+--- All elements as a flat list of numbers (i64 from 2^53 on: 64-bit integers).
 function methods:to_list()
   local name = self:dtype()
   if name == "f16" or name == "bf16" then return self:to("f32"):to_list() end
   local buffer, n = numbers(self, name)
   local list = {}
-  for i = 1, n do list[i] = tonumber(buffer[i - 1]) end
+  for i = 1, n do list[i] = exact(buffer[i - 1]) end
   return list
 end
 
@@ -314,7 +359,7 @@ function methods:to_table()
   if name == "f16" or name == "bf16" then return self:to("f32"):to_table() end
   local buffer, n = numbers(self, name)
   local flat = {}
-  for i = 0, n - 1 do flat[i] = tonumber(buffer[i]) end
+  for i = 0, n - 1 do flat[i] = exact(buffer[i]) end
   local shape = self:shape()
   if parts[name] then shape[#shape + 1] = 2 end
   return (nest(flat, 0, shape, 1))

@@ -61,15 +61,16 @@ PERI_API void peri_tensor_describe(const peri_tensor *t, peri_tensor_desc *out);
 PERI_API peri_status peri_tensor_write(peri_tensor *t, const void *src, int64_t bytes);
 /** Copy all elements of @t, in row-major order, to host memory @dst of @bytes. Blocks until they are computed. */
 PERI_API peri_status peri_tensor_read(const peri_tensor *t, void *dst, int64_t bytes);
-/** Element at flat row-major position @index as a number (complex: real part). Blocks like peri_tensor_read. */
+/** Element at flat row-major position @index as a number (complex: real part; i64 from 2^53 on is rounded, peri_tensor_read does not).
+ *  Blocks like peri_tensor_read. */
 PERI_API peri_status peri_tensor_item(const peri_tensor *t, int64_t index, double *out);
 /** The address of element 0 of a contiguous tensor whose device the host can access; PERI_EUNSUPPORTED otherwise. Borrowed. */
 PERI_API peri_status peri_tensor_data(peri_tensor *t, void **out);
 /** dst[...] = src[...], cast to dst's dtype (the rules of kernels/convert.h), across devices too. @src broadcasts; it may be part of the
  *  same memory: it is read before @dst is written. Not recorded. */
 PERI_API peri_status peri_tensor_copy(peri_tensor *dst, const peri_tensor *src);
-/** Set every element to @value; PERI_ERANGE if the dtype cannot hold it: integers take whole numbers of their range, floats what does not
- *  become an infinity, bool everything (0 is false). Not recorded. */
+/** Set every element to @value; PERI_ERANGE if the dtype cannot hold it: integers take whole numbers of their range (i64 below 2^53 only:
+ *  a double that is larger may be a rounded one), floats what does not become an infinity, bool everything (0 is false). Not recorded. */
 PERI_API peri_status peri_tensor_fill(peri_tensor *t, double value);
 
 /* -- views and layout (recorded) --------------------------------------------------------------------------------------------------- */
