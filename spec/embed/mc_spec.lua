@@ -269,7 +269,9 @@ describe("quantized tables", function()
     local ids = one_feature { 77, 5, 5, 123 }
     mc:eval()
     local want = mc(ids):values():to_list()
-    peri.quantize_embeddings { module = mc, dtype = "FP32" }
+    local trained = mc
+    mc = peri.quantize_embeddings { module = mc, dtype = "FP32" }
+    assert.equal("EmbeddingBagCollection", trained:embedding_module().class_name)
     assert.equal("QuantEmbeddingBagCollection", mc:embedding_module().class_name)
     assert.same(want, mc(ids):values():to_list())
     local copy = embed.copy_to_device(mc)

@@ -300,16 +300,18 @@ describe("quantize_embeddings", function()
   end
   function Net:forward(kjt) return self.over(self.sparse[1](kjt):values()) end
 
-  it("takes a whole model, which goes on as before", function()
-    local net = Net()
+  it("makes a copy of a whole model", function()
+    local model = Net()
     local kjt = batch("cpu", 4)
-    local want = net(kjt):to_list()
-    local same, made = peri.quantize_embeddings { module = net, dtype = "INT8" }
-    assert.equal(net, same)
+    local want = model(kjt):to_list()
+    local net, made = peri.quantize_embeddings { module = model, dtype = "INT8" }
+    assert.is_false(rawequal(model, net))
+    assert.is_true(model.training)
     assert.same({ "sparse.0", "sparse.1" }, peri.util.map(made, function(m) return m.path end))
     assert.is_true(Bags.is(net.sparse[1]))
     assert.is_true(Rows.is(net.sparse[2]))
     assert.is_false(net.training)
+    assert.is_false(rawequal(made[1].module, model.sparse[1]))
     golden.assert_near(want, net(kjt):to_list(), { abs = 0.05, rel = 0 })
     local copy = peri.embed.copy_to_device(net)
     want = net(kjt):to_list()
@@ -327,9 +329,54 @@ describe("quantize_embeddings", function()
     local dense = peri.Tensor.uniform({ 2, 4 }, 0, 1, 1, 1)
     local kjt = peri.KeyedJaggedTensor.from_lists { keys = { "f" }, { { 1, 2 }, {} } }
     local want = model(dense, kjt):to_list()
-    golden.assert_near(want, peri.quantize_embeddings { module = model, dtype = "INT8" }(dense, kjt):to_list(), { abs = 0.02, rel = 0 })
-    assert.is_true(Bags.is(model.sparse_arch.embedding_bag_collection))
+    local served = peri.quantize_embeddings { module = model, dtype = "INT8" }
+    golden.assert_near(want, served(dense, kjt):to_list(), { abs = 0.02, rel = 0 })
+    assert.is_true(Bags.is(served.sparse_arch.embedding_bag_collection))
+    assert.same(want, model(dense, kjt):to_list())
   end)
+
+  local fused = { optimizer = "rowwise_adagrad", learning_rate = 0.25 }
+  local trainers = {
+    ["a collection"] = function() return trained { fused_params = fused } end,
+    ["a collection without an optimizer of its own"] = function() return trained() end,
+    ["a model"] = function()
+      local net = Net()
+      net.sparse[1] = trained { fused_params = fused }
+      return net
+    end,
+    ["a collection behind processors"] = function()
+      return peri.embed.FeatureProcessedEmbeddingBagCollection { embedding_bag_collection = trained { fused_params = fused,
+        is_weighted = true }, feature_processors = peri.embed.PositionWeightedModuleCollection { max_feature_lengths = { f = 40 } } }
+    end,
+  }
+  local function numbers(y) return peri.Tensor.is(y) and y or y:values() end
+  for what, make in peri.util.ordered(trainers) do
+    it(("leaves %s to train on as if nothing had been quantized, and the copy does not move"):format(what), function()
+      local function run(quantize)
+        peri.nn.manual_seed(3)
+        local model, losses = make(), {}
+        local params = model:parameters()
+        local optimizer = #params > 0 and peri.nn.optim.SGD { params = params, lr = 0.5 }
+        local served, before
+        for step = 1, 4 do
+          if quantize and step == 3 then
+            served = peri.quantize_embeddings { module = model }
+            before = numbers(served(batch("cpu", 4))):to_list()
+          end
+          local loss = numbers(model(batch("cpu", 4))):square():sum()
+          losses[step] = loss:item()
+          if optimizer then optimizer:zero_grad() end
+          loss:backward()
+          if optimizer then optimizer:step() end
+        end
+        if quantize then assert.same(before, numbers(served(batch("cpu", 4))):to_list()) end
+        return losses
+      end
+      local want = run(false)
+      assert.is_true(want[4] ~= want[3])
+      assert.same(want, run(true))
+    end)
+  end
 
   it("takes classes of one's own", function()
     local Own = peri.nn.Module:extend "Own"
@@ -347,6 +394,7 @@ describe("quantize_embeddings", function()
   it("refuses what it cannot do", function()
     local function refused(args, message) assert.error_matches(function() peri.quantize_embeddings(args) end, message) end
     refused({ module = 3 }, "quantize_embeddings: module is 3, wanted an nn.Module")
+    refused({ module = trained(), inplace = true }, "inplace is true, allowed: false: tables that were trained would stop to learn")
     refused({ module = trained(), dtype = "INT3" }, "from_float: dtype is 'INT3', allowed: BF16, FP16, FP32, FP8, INT2, INT4, INT8")
     refused({ module = trained(), output_dtype = "INT8" }, "output_dtype is 'INT8', allowed: BF16, FP16, FP32")
     refused({ module = trained(), bounds_check_mode = "LOUD" }, "bounds_check_mode is 'LOUD'")

@@ -75,7 +75,7 @@ describe("a quantized model", function()
     end)
     local net = Net()
     refused("no quantized collection", function() shard.shard_quant_model { module = net, env = env } end)
-    peri.quantize_embeddings { module = net }
+    net = peri.quantize_embeddings { module = net }
     refused("env is 3, wanted a ShardingEnv", function() shard.shard_quant_model { module = net, env = 3 } end)
     refused("names module 'none', which is no quantized collection of the model; those are: rows, sparse", function()
       shard.shard_quant_model { module = net, env = env, plan = plan.ShardingPlan { none = {}, sparse = {}, rows = {} } }

@@ -48,6 +48,9 @@ function copy_value(x, device, seen)
   return x
 end
 
+--- The same as copy_to_device, with other modules in the place of some: `others`: module -> the one that the copy has.
+function M.copy_with(module, device, others) return P.lasting(copy_value, module, device, util.copy(others)) end
+
 --- A model with the same numbers on another device (nil: the same ones), which shares no parameter with this one: modules that have a
 --- method copy(device), as quantized collections have, sharded or not, copy themselves; of all others the tensors, sub-modules and plain
 --- tables in their fields are copied.

@@ -1,8 +1,9 @@
--- quantize.lua: a trained model made ready to serve: its embedding collections become quantized ones (quant.lua, fp_quant.lua).
+-- quantize.lua: a model to serve, made of a trained one: a copy whose embedding collections are quantized ones (quant.lua, fp_quant.lua).
 local errors = require "perilune.errors"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Module = require "perilune.nn.module"
+local copies = require "perilune.embed.copies"
 local EmbeddingBagCollection = require "perilune.embed.bag"
 local EmbeddingCollection = require "perilune.embed.sequence"
 local FeatureProcessedEmbeddingBagCollection = require "perilune.embed.fp_bag"
@@ -19,7 +20,8 @@ local arguments = {
   pruned = util.optional.table,                 -- table name -> which rows are left (remap.lua)
   additional_mapping = util.optional.list,      -- list of { class, class with from_float(module, args) }; they come before the usual ones
   bounds_check_mode = "WARNING",
-  device = util.optional,                       -- default: that of each collection
+  device = util.optional,                       -- of the quantized collections; default: that of each
+  inplace = false,                              -- TorchRec's; the model that is trained always stays as it is
 }
 
 --- Pairs of classes, checked.
@@ -60,14 +62,18 @@ local function check_used(func, what, map, used)
   end
 end
 
---- Put quantized collections in the place of the embedding collections of a.module. The trained ones stay as they are; the model does not
---- hold them any more. Returns the model (or, of a collection, the quantized one) and a list of { path =, module = } of what was made.
+--- A copy of a.module (a model or a collection) in evaluation mode, with quantized collections in the place of its embedding collections.
+--- They share nothing: a.module may be trained on. Also returns a list of { path =, module = } of the quantized collections.
 function M.quantize_embeddings(args)
   local func = "quantize_embeddings"
   local a = util.named(func, args, arguments)
   if not Module.is(a.module) then P.fail(("%s: module is %s, wanted an nn.Module"):format(func, errors.kind(a.module))) end
+  if a.inplace then
+    P.fail(func .. ": inplace is true, allowed: false: tables that were trained would stop to learn, and nothing could say so; the copy that "
+      .. "is returned has no other memory than its quantized rows and the dense part, and the model may be dropped")
+  end
   local mapping, made, used_types, used_pruned = mapping_of(func, a.additional_mapping), {}, {}, {}
-  local within = {} -- modules of one that becomes another as a whole
+  local within, quantized = {}, {} -- modules of one that becomes another as a whole; that one -> the other
   for _, entry in ipairs(a.module:named_modules()) do
     local module = entry.module
     if type(module.local_shards) == "function" then
@@ -77,10 +83,11 @@ function M.quantize_embeddings(args)
     for _, pair in ipairs(within[module] and {} or mapping) do
       if pair[1].is(module) then
         for _, inner in ipairs(module:modules()) do within[inner] = true end
-        made[#made + 1] = { path = entry.path, from = module, module = pair[2].from_float(module, {
+        made[#made + 1] = { path = entry.path, module = pair[2].from_float(module, {
           dtype = a.dtype, output_dtype = a.output_dtype, bounds_check_mode = a.bounds_check_mode, device = a.device,
           per_table_weight_dtype = own(a.per_table_weight_dtype, module, used_types), pruned = own(a.pruned, module, used_pruned),
         }) }
+        quantized[module] = made[#made].module
         break
       end
     end
@@ -91,12 +98,7 @@ function M.quantize_embeddings(args)
     P.fail(("%s: '%s' has no module that could be quantized; those are: %s"):format(func, a.module.class_name,
       table.concat(util.map(mapping, function(pair) return pair[1].class_name end), ", ")))
   end
-  local model = a.module
-  for _, m in ipairs(made) do
-    if m.path == "" then model = m.module else model:substitute(m.from, m.module) end
-    m.from = nil
-  end
-  return model:eval(), made
+  return copies.copy_with(a.module, nil, quantized):eval(), made
 end
 
 return M
