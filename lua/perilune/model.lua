@@ -19,6 +19,7 @@ local plans = require "perilune.plan"
 local automatic = require "perilune.plan.automatic"
 local shard = require "perilune.shard"
 local copies = require "perilune.embed.copies"
+local changes = require "perilune.model.changes"
 
 local M = { DataParallelWrapper = wrapper.DataParallelWrapper, DefaultDataParallelWrapper = wrapper.DefaultDataParallelWrapper }
 
@@ -176,6 +177,7 @@ end
 --- Put `sharded` in the place of a collection; returns the model, which may be that place.
 local function put_in_place(module, c, sharded)
   sharded:copy_from(c.module)
+  changes.retire(c.module, sharded)
   rawset(c.module, "forward", function()
     P.fail(("%s: '%s' of a DistributedModelParallel has its tables in shards now; call the one that the model has "
       .. "in its place: this one would train a copy"):format(c.module.class_name, c.path))
@@ -217,7 +219,8 @@ function DistributedModelParallel:init(args)
   for _, m in ipairs(module:modules()) do
     if m.reduction == "global_mean" and m.set_group then m:set_group(self.dense_env.pg) end
   end
-  self._reducer, self._wrapped = false, false
+  self._reducer, self._watcher, self._wrapped, self._home = false, false, false, P.state.world or false
+  Tensor.stray_checks[self] = changes.check
   if a.init_data_parallel then self:init_data_parallel() end
 end
 
@@ -230,17 +233,18 @@ function DistributedModelParallel:replicated_parameters()
   return list
 end
 
---- Hand the dense part to the data-parallel wrapper: it starts from rank 0's numbers, and its gradients are averaged from now on. Once;
---- later calls do nothing. Collective.
+--- Hand the dense part to the data-parallel wrapper: it starts from rank 0's numbers, and its gradients are averaged from now on. Later
+--- calls do so again if the model has got other parameters since, and otherwise nothing. Collective.
 function DistributedModelParallel:init_data_parallel()
-  if self._wrapped then return end
-  self._wrapped = true
+  if self._wrapped and not changes.of_all(self) then return end
+  if self._reducer and self._reducer.detach then self._reducer:detach() end
+  self._wrapped = changes.noted(self)
   local watcher = self._wrapper:wrap(self, self.dense_env, self.device or nil)
   if watcher and not (type(watcher) == "table" and util.is_callable(watcher.watch)) then
     P.fail(("DistributedModelParallel: %s:wrap returned %s, wanted nil or an object with a method watch"):format(self._wrapper.class_name,
       errors.kind(watcher)))
   end
-  self._reducer = watcher or false
+  self._reducer, self._watcher = watcher or false, watcher or false
 end
 
 --- What an optimizer of the dense part trains: the replicated parameters, and this rank's shards of tables whose compute_kernel is "dense".
@@ -308,7 +312,8 @@ function DistributedModelParallel:copy(device)
   for _, m in ipairs(self.module:named_modules()) do places[m.module] = m.path end
   rawset(copy, "module", copies.copy_to_device(self.module, device))
   rawset(copy, "sharded", setmetatable(util.map(self.sharded, function(m) return copy.module:get_module(places[m]) end), {}))
-  copy._fused, copy._reducer, copy._wrapped, copy.device = false, false, false, device or self.device
+  copy._fused, copy._reducer, copy._watcher, copy._wrapped, copy.device = false, false, false, false, device or self.device
+  Tensor.stray_checks[copy] = changes.check
   return copy:eval()
 end
 
@@ -330,8 +335,8 @@ function DistributedModelParallel:forward(...)
     P.fail("DistributedModelParallel: it is not ready to be trained: call model:init_data_parallel(), which init_data_parallel = false "
       .. "left out")
   end
-  if not self._reducer then return self.module(...) end
-  return watched(self._reducer, self.module(...))
+  if not self._watcher then return self.module(...) end
+  return watched(self._watcher, self.module(...))
 end
 
 --- The same as loss:backward(grad): afterwards fused tables are updated and dense gradients are averages over the ranks. Collective.

@@ -43,6 +43,7 @@ struct peri_reducer {
     int64_t n, buckets, posted, done; /* done: buckets whose averages are the gradients */
     entry *entries;       /* in the order of the buckets: the last parameter first */
     bucket *bucket;
+    bool many;            /* the group that it was made for has several ranks; then it watches even without parameters */
     bool off, deferred, finishing;
     peri_status failed;   /* of a callback, which cannot return it */
     char failure[PERI_MESSAGE_MAX];
@@ -194,11 +195,10 @@ static peri_status finish_ending(peri__ending *ending);
 static void fini(peri__ending *ending)
 {
     peri_reducer *r = of_ending(ending);
+    peri_reducer_detach(r);
     for (int64_t i = 0; r->entries && i < r->n; i++) {
-        entry *e = &r->entries[i];
-        if (e->leaf->ready_ctx == e) e->leaf->ready = NULL, e->leaf->ready_ctx = NULL, e->leaf->ending = NULL;
-        peri_tensor_release(e->leaf);
-        peri_tensor_release(e->view);
+        peri_tensor_release(r->entries[i].leaf);
+        peri_tensor_release(r->entries[i].view);
     }
     for (int64_t i = 0; r->bucket && i < r->buckets; i++) {
         peri_work_release(r->bucket[i].work);
@@ -228,7 +228,8 @@ peri_status peri_reducer_new(peri_group *group, peri_tensor *const *params, int6
     r->ending.fini = fini;
     peri__object_count(1);
     peri_status status = PERI_OK;
-    if (group->size > 1 && n > 0) {
+    r->many = group->size > 1;
+    if (r->many && n > 0) {
         PERI_TRY_GOTO(make_group(group, &r->group), out);
         r->entries = peri__alloc_zero(sizeof *r->entries * (size_t)n);
         r->bucket = peri__alloc_zero(sizeof *r->bucket * (size_t)n);
@@ -322,7 +323,7 @@ peri_status peri_reducer_watch(peri_reducer *r, peri_tensor *t)
 {
     PERI_NEED(r);
     PERI_NEED(t);
-    if (!r->group || !t->node || t->node->ending == &r->ending) return PERI_OK;
+    if (!r->many || !t->node || t->node->ending == &r->ending) return PERI_OK;
     if (t->node->ending) return peri__fail(PERI_EINVAL, "peri_reducer_watch: another reducer watches the tensor's operation");
     peri__refs_add(&r->ending.refs);
     t->node->ending = &r->ending;
@@ -331,6 +332,15 @@ peri_status peri_reducer_watch(peri_reducer *r, peri_tensor *t)
 
 void peri_reducer_enable(peri_reducer *r, bool on) { r->off = !on; }
 void peri_reducer_defer(peri_reducer *r, bool on) { r->deferred = on; }
+
+void peri_reducer_detach(peri_reducer *r)
+{
+    r->off = true;
+    for (int64_t i = 0; r->entries && i < r->n; i++) {
+        entry *e = &r->entries[i];
+        if (e->leaf->ready_ctx == e) e->leaf->ready = NULL, e->leaf->ready_ctx = NULL, e->leaf->ending = NULL;
+    }
+}
 
 void peri_reducer_release(peri_reducer *r)
 {

@@ -45,6 +45,7 @@ struct peri_backward {
     int64_t checked; /* nodes whose saved tensors were looked at */
     peri__ending **endings; /* retained; NULL: over */
     int64_t n_endings;
+    bool strays; /* see peri_backward_strays */
 };
 
 /* -- making: what there is ------------------------------------------------------------------------------------------------------- */
@@ -87,6 +88,20 @@ static int later_first(const void *a, const void *b)
     return x < y ? 1 : x > y ? -1 : 0;
 }
 
+/** Whether @node takes a leaf that no reducer has, or updates tables that no other rank hears of. Leaves of nodes that exchange are parts
+ *  of what the ranks have together. */
+static bool strays(const peri__node *node)
+{
+    const int32_t acts = node->vtab->acts;
+    bool updates = acts == PERI__UPDATES;
+    if (acts & (PERI__POSTS | PERI__WAITS) && !(acts & PERI__CALLS)) return false;
+    for (int32_t k = 0; k < node->n_in; k++) {
+        if (node->in[k].leaf && !node->in[k].leaf->ending) return true;
+        updates = updates && !node->in[k].leaf;
+    }
+    return updates;
+}
+
 /** All nodes below @roots, from the highest sequence to the lowest; @leaves: how often they use leaves. */
 static peri_status collect(peri_backward *pass, peri_tensor *const *roots, int32_t n, uint64_t id, int64_t *leaves)
 {
@@ -97,6 +112,7 @@ static peri_status collect(peri_backward *pass, peri_tensor *const *roots, int32
     for (int64_t i = 0; i < pass->n; i++) {
         const peri__node *node = pass->nodes[i];
         pass->n_shares += node->n_in;
+        pass->strays = pass->strays || strays(node);
         if (node->n_in > pass->grad_in_size) pass->grad_in_size = node->n_in;
         for (int32_t k = 0; k < node->n_in; k++) {
             const peri__edge *e = &node->in[k];
@@ -312,6 +328,8 @@ static peri_status finish_endings(peri_backward *pass)
     }
     return result;
 }
+
+bool peri_backward_strays(const peri_backward *pass) { return pass && pass->strays && pass->n_endings > 0; }
 
 peri_status peri_backward_step(peri_backward *pass)
 {

@@ -42,6 +42,9 @@ function Reducer:enable(on) C.peri_reducer_enable(reducer_ptr(self._ref), on ~= 
 --- Let backward passes end when the averages have set out: `finish` waits for them, before the next pass. All ranks alike.
 function Reducer:defer(on) C.peri_reducer_defer(reducer_ptr(self._ref), on or false) end
 
+--- Let go of all parameters, which may be another reducer's from now on. Between two passes, on all ranks alike.
+function Reducer:detach() C.peri_reducer_detach(reducer_ptr(self._ref)) end
+
 function Reducer:release() self._ref:release() end
 
 return Reducer

@@ -69,8 +69,8 @@ function M.quantize_embeddings(args)
   local a = util.named(func, args, arguments)
   if not Module.is(a.module) then P.fail(("%s: module is %s, wanted an nn.Module"):format(func, errors.kind(a.module))) end
   if a.inplace then
-    P.fail(func .. ": inplace is true, allowed: false: tables that were trained would stop to learn, and nothing could say so; the copy that "
-      .. "is returned has no other memory than its quantized rows and the dense part, and the model may be dropped")
+    P.fail(func .. ": inplace is true, allowed: false: tables that were trained would stop to learn, and nothing could say so; the copy "
+      .. "that is returned has no other memory than its quantized rows and the dense part, and the model may be dropped")
   end
   local mapping, made, used_types, used_pruned = mapping_of(func, a.additional_mapping), {}, {}, {}
   local within, quantized = {}, {} -- modules of one that becomes another as a whole; that one -> the other

@@ -117,21 +117,21 @@ end
 
 --- Gradients of the dense part are averaged over all ranks, those of this rank's shards of dense tables over their replicas.
 function DMPCollection:init_data_parallel()
-  if self._wrapped then return end
   DistributedModelParallel.init_data_parallel(self)
+  if self._of_shards then return end
   local params = {}
   for _, p in ipairs(self.module:parameters()) do
     if own_parts[p] then params[#params + 1] = p end
   end
   if #params == 0 or self.replica_pg:size() == 1 then return end
   self._of_shards = dist.Reducer { group = self.replica_pg, params = params } -- begins when a pass reaches a table, as it does on all ranks
-  self._reducer = self._reducer or self._of_shards
+  if not self._reducer or #self:replicated_parameters() == 0 then self._watcher = self._of_shards end
 end
 
---- Both reducers, if there are two.
+--- Both reducers.
 function DMPCollection:_reducers()
   local list = { self._of_shards or nil }
-  if self._reducer and self._reducer ~= self._of_shards then list[#list + 1] = self._reducer end
+  list[#list + 1] = self._reducer or nil
   return list
 end
 

@@ -12,8 +12,8 @@ local agree = require("perilune.dist.collective_utils").agree
 
 local M = {}
 
---- A subclass has wrap(model, env, device): called once by all ranks, in DistributedModelParallel:init_data_parallel. It returns nil, or an
---- object with watch(tensor): called with each tensor that the model returns, so that a backward pass through it may be followed to its
+--- A subclass has wrap(model, env, device): called by all ranks, in DistributedModelParallel:init_data_parallel, and again if that is
+--- called when the model has got other parameters. It returns nil, or an object with watch(tensor): called with each tensor that the model returns, so that a backward pass through it may be followed to its
 --- end. What it averages: model:replicated_parameters().
 local DataParallelWrapper = util.class "DataParallelWrapper"
 M.DataParallelWrapper = DataParallelWrapper
@@ -62,7 +62,6 @@ function DefaultDataParallelWrapper:wrap(model, env)
     broadcast(group, util.map(params, function(p) return p:detach() end))
     for _, sharded in ipairs(model.sharded) do broadcast(group, sharded:replicas()) end
   end
-  if #params == 0 then return nil end
   local ok, reducer = pcall(dist.Reducer, { group = group, params = params, bucket_bytes = self.bucket_bytes })
   if ok then return reducer end
   local n = tonumber(tostring(reducer.message):match "parameter (%d+) already belongs to a reducer")

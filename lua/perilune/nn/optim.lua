@@ -40,6 +40,7 @@ local function parameters_of(func, params)
     if not Tensor.is(tensors[i]) then P.fail(("%s: params[%d] is no tensor"):format(func, i)) end
     if seen[names[i]] then P.fail(("%s: two parameters are named '%s'"):format(func, names[i])) end
     seen[names[i]] = true
+    if leaves.retired[tensors[i]] then P.fail(("%s: parameter '%s' %s"):format(func, names[i], leaves.retired[tensors[i]])) end
   end
   if #tensors == 0 and not elsewhere then
     P.fail(("%s: params is empty, so there is nothing to train; tables with fused_params are updated in the backward pass and need no "
@@ -94,8 +95,15 @@ function Optimizer:_make(algorithm, a)
     function(name, value) self:set(name, value) end, fixed) }
 end
 
+--- Parameter i is trained no more, as the next step says.
+function Optimizer:retire(i, why) self._retired = ("parameter '%s' %s"):format(self._names[i], why) end
+Optimizer._retired = false
+
 --- Update every parameter that has a gradient.
-function Optimizer:step() check(C.peri_optim_step(optim_ptr(self._ref))) end
+function Optimizer:step()
+  if self._retired then P.fail(("%s: %s"):format(self.class_name, self._retired)) end
+  check(C.peri_optim_step(optim_ptr(self._ref)))
+end
 --- Drop all gradients.
 function Optimizer:zero_grad() check(C.peri_optim_zero_grad(optim_ptr(self._ref))) end
 

@@ -45,6 +45,20 @@ local keepers = setmetatable({}, { __mode = "k" })
 --- From now on `keeper` is told when rows of one of `parameters` start again.
 function M.keep_rows(keeper, parameters) keepers[keeper] = parameters end
 
+--- Tensors that are parameters of nothing any more: tensor -> why, in words for an optimizer that has them.
+M.retired = setmetatable({}, { __mode = "k" })
+
+--- These tensors (a list) are trained no more: who keeps something for them (optimizers) is told by its method retire(position, why).
+function M.retire(tensors, why)
+  local gone = {}
+  for _, t in ipairs(tensors) do gone[t], M.retired[t] = true, why end
+  for keeper, parameters in pairs(keepers) do -- any order: each is told by itself
+    for i = 1, #parameters do
+      if gone[parameters[i]] and keeper.retire then keeper:retire(i, why) end
+    end
+  end
+end
+
 local function address(t) return tonumber(ffi.cast("intptr_t", Tensor.ptr(t))) end
 
 --- Call f(first, n) for runs of neighbours in ascending rows (a tensor, i64).
@@ -102,7 +116,7 @@ function M.xavier_normal(shape, dtype, device)
 end
 
 signature.check("parameter.", M, {
-  restart_rows = "parameter: tensor, rows: tensor", keep_rows = "keeper: table, parameters: list",
+  retire = "tensors: list, why: string", restart_rows = "parameter: tensor, rows: tensor", keep_rows = "keeper: table, parameters: list",
   uniform = "shape: list, low: number, high: number, dtype: dtype?, device: device?",
   normal = "shape: list, mean: number, deviation: number, dtype: dtype?, device: device?",
   full = "shape: list, value: number, dtype: dtype?, device: device?", zeros = "shape: list, dtype: dtype?, device: device?",

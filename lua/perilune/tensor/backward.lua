@@ -61,11 +61,31 @@ function Hook:__call(t)
   return wrap(out[0])
 end
 
+--- Who is asked about a pass that reaches what nobody averages (peri_backward_strays): object -> its function(object), which raises if that
+--- is a mistake.
+M.stray_checks = setmetatable({}, { __mode = "k" })
+
+local function check_strays()
+  for object, f in pairs(M.stray_checks) do f(object) end -- any order: the first error ends it
+end
+
+--- Run a new pass, whose tables and gradients nothing has changed so far.
+local function start(p)
+  if C.peri_backward_strays(p) then
+    local ok, err = xpcall(check_strays, P.locate)
+    if not ok then
+      C.peri_backward_release(p)
+      error(err, 0)
+    end
+  end
+  run(p)
+end
+
 --- Run the backward pass from this tensor; `grad` is the upstream gradient (default 1, for one-element tensors). Waits for exchanges.
 function methods:backward(grad)
   root[0], upstream[0] = ptr(self), grad and ptr(grad) or nil
   check(C.peri_backward_new(root, upstream, 1, pass))
-  run(pass[0])
+  start(pass[0])
 end
 
 --- One backward pass from several tensors, each with its upstream gradient (`grads` nil: 1, for one-element tensors).
@@ -78,7 +98,7 @@ function M.backward(tensors, grads)
     if grads then ups[i - 1] = ptr(grads[i]) end
   end
   check(C.peri_backward_new(roots, ups, n, pass))
-  run(pass[0])
+  start(pass[0])
 end
 
 signature.kind("tensors", "a list of tensors", function(x)

@@ -240,6 +240,9 @@ PERI_API void peri_reducer_enable(peri_reducer *reducer, bool on);
 /** While on, backward passes end when the averages have set out; peri_reducer_finish waits for them, before the next pass. All ranks alike.
  */
 PERI_API void peri_reducer_defer(peri_reducer *reducer, bool on);
+/** Let go of all parameters, which may be in another reducer from now on: between two passes. Later passes, also those through what was
+ *  watched, average nothing with this one. Local, on all ranks alike. */
+PERI_API void peri_reducer_detach(peri_reducer *reducer);
 /** Give up a reference; NULL is fine. */
 PERI_API void peri_reducer_release(peri_reducer *reducer);
 

@@ -113,6 +113,10 @@ typedef struct peri_backward peri_backward;
  *  when nothing else is left to do. Gradients of leaves accumulate, and are summed in the reverse of the order of recording, behind the
  *  upstream ones. Collective if modules on the tape are, or leaves belong to a reducer (perilune/comm.h). */
 PERI_API peri_status peri_backward_new(peri_tensor *const *roots, peri_tensor *const *grads, int32_t n, peri_backward **out);
+/** Whether the pass, before its first step, reaches something that is averaged (a reducer, perilune/comm.h) and beside it something that
+ *  nobody averages: a leaf that is in no reducer and no part of a sharded table, or tables of this process alone that update themselves. A
+ *  model over ranks that has got a parameter since its reducer was made has such a leaf; an input that wants a gradient is one, too. */
+PERI_API bool peri_backward_strays(const peri_backward *pass);
 /** Run until the pass is over (PERI_OK) or a node waits for other ranks (PERI_PENDING: call again). Does not block. The recorded
  *  nodes are spent afterwards. PERI_EINVAL if a tensor that an operation needs now was changed in place after it (by peri_tensor_copy,
  *  fill or write, an exchange, an optimizer; what is written through peri_tensor_data is not seen). */

@@ -1,0 +1,97 @@
+-- changes.lua: a DistributedModelParallel that is no longer what was wrapped: parameters, and modules with tables, that were made or put
+-- into it since. Each rank would have numbers of its own for them, and train them on its own batches. A backward pass that reaches such a
+-- one is refused before it changes anything.
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local parameter = require "perilune.nn.parameter"
+local agree = require("perilune.dist.collective_utils").agree
+
+local M = {}
+
+local MOST = 3 -- names in a message
+
+--- The replicated parameters that the model has now, as a set of tensors.
+function M.noted(model)
+  local set = {}
+  for _, p in ipairs(model:replicated_parameters()) do set[p] = true end
+  return setmetatable(set, {}) -- a metatable: no place to look for parameters
+end
+
+local function changed(model)
+  local now = M.noted(model)
+  for p in pairs(now) do -- any order
+    if not model._wrapped[p] then return true end
+  end
+  for p in pairs(model._wrapped) do -- any order
+    if not now[p] then return true end
+  end
+  return false
+end
+
+--- Whether the model's parameters are others than when they were handed to the wrapper: on all ranks, or an error. Collective.
+function M.of_all(model)
+  local is = changed(model)
+  agree(model.dense_env.pg, "DistributedModelParallel:init_data_parallel", { { "whether the model has got other parameters", tostring(is) } })
+  return is
+end
+
+--- Parameters that `from` had and that `to`, in whose place it was, has not: whoever trains them is told.
+function M.retire(from, to)
+  local kept, gone = {}, {}
+  for _, p in ipairs(to:parameters()) do kept[p] = true end
+  for _, m in ipairs(from:modules()) do
+    for _, name in ipairs(m.is_materialised and not m:is_materialised() and {} or m._parameters) do
+      local p = rawget(m, name)
+      if p and not kept[p] then gone[#gone + 1] = p end
+    end
+  end
+  if #gone == 0 then return end
+  parameter.retire(gone, "is a table that DistributedModelParallel has cut into shards since, and its memory is not the model's any more: "
+    .. "make the optimizer of model:dense_parameters(), after the model was wrapped")
+end
+
+--- Names of parameters that are not averaged.
+local function new_parameters(model)
+  local list = {}
+  for _, p in ipairs(model:named_parameters()) do
+    if not (model._wrapped[p.tensor] or parameter.own_parts[p.tensor]) then list[#list + 1] = ("'%s'"):format(p.name) end
+  end
+  return list
+end
+
+--- Modules with tables that train themselves on this rank alone: those that wrapping would have refused or sharded.
+local function new_tables(model)
+  local within, list = {}, {}
+  for _, sharded in ipairs(model.sharded) do
+    for _, m in ipairs(sharded:modules()) do within[m] = true end
+  end
+  for _, m in ipairs(model.module:named_modules()) do
+    if not within[m.module] and m.module.sharder and rawget(m.module, "fused_params") then
+      list[#list + 1] = ("'%s' (%s)"):format(m.path, m.module.class_name)
+    end
+  end
+  return list
+end
+
+local function some(list)
+  local more = #list > MOST and (" and %d more"):format(#list - MOST) or ""
+  return table.concat(list, ", ", 1, math.min(#list, MOST)) .. more
+end
+
+--- An error if a backward pass reaches what is in `model` and nobody averages. Asked where a pass reaches such a thing, in the model or not.
+function M.check(model)
+  if not model._wrapped or model._home ~= (P.state.world or false) then return end
+  local tables = new_tables(model)
+  if #tables > 0 then
+    P.fail(("backward: %s %s came into a DistributedModelParallel after it was wrapped, and each rank would train tables of its own; wrap "
+      .. "the model when it is whole"):format(#tables > 1 and "modules" or "module", some(tables)))
+  end
+  local names = new_parameters(model)
+  if #names == 0 then return end
+  P.fail(("backward: %s %s of a DistributedModelParallel came into the model, or began to require a gradient, after it was wrapped: ranks "
+    .. "have different numbers, and nobody averages the gradient; make it before, or call model:init_data_parallel() on all ranks after "
+    .. "such a change (rank 0's numbers go to all), and make the optimizer that is to train it of model:dense_parameters()"):format(
+    #names > 1 and "parameters" or "parameter", some(names)))
+end
+
+return M
