@@ -170,7 +170,7 @@ struct peri_tbe {
     bool accumulate;
     int32_t halvings; /* of summed gradients, before the optimizer sees them; 0 unless somebody sets it */
     atomic_int_least64_t lookups;
-    int64_t updates;
+    int64_t updates, writes; /* calls; writes of weights, rows that started again */
     peri_tensor *slot_row; /* i64 by linear row, where rounding needs it: the row in a slot */
     const struct peri__store *store; /* where the rows are; set when the table batch is whole */
     void *own;                       /* the store's */
@@ -391,6 +391,9 @@ peri_status peri__memory_check(const char *function, peri_tbe_batch *batch);
 peri_status peri__tier_slots(const peri_tbe_config *config, int64_t **out);
 /** Open the files of a table batch whose flat tensors are there, and make them its store, also when that fails. */
 peri_status peri__tier_open(peri_tbe *tbe, const peri_tbe_config *config);
+
+/** A number that is another one after the weights have changed, whoever changed them (but through peri_tensor_data). */
+int64_t peri__tbe_changes(const peri_tbe *tbe);
 
 /** A view of @table's part of state @i. @out new. (kinds.c) */
 peri_status peri__state_view(const peri_tbe *tbe, int64_t table, int32_t i, peri_tensor **out);

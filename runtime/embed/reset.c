@@ -132,6 +132,7 @@ peri_status peri_tbe_rows_reset(peri_tbe *tbe, int64_t table, peri_tensor *rows)
     if (!list) return PERI_ENOMEM;
     peri_status status = rows_of(tbe, table, rows, list, &n);
     if (status >= 0) status = peri__tbe_enter(tbe, true);
+    if (status >= 0) tbe->writes++;
     if (status >= 0) status = peri__tbe_leave(tbe, true, tbe->store->reset(tbe, table, list, n));
     peri__free(list);
     return status;

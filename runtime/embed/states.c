@@ -128,6 +128,7 @@ peri_status peri_tbe_write(peri_tbe *tbe, int64_t table, const char *name, int64
     PERI_NEED(src);
     int32_t part;
     PERI_TRY(enter_part("peri_tbe_write", tbe, table, name, &part));
+    tbe->writes += part == 0;
     return peri__tbe_leave(tbe, true, tbe->store->write(tbe, table, part, row, src));
 }
 
@@ -138,6 +139,11 @@ peri_status peri_tbe_learning_rate_set(peri_tbe *tbe, double learning_rate)
         return peri__fail(PERI_EINVAL, "peri_tbe_learning_rate_set: %g, allowed: finite numbers >= 0", learning_rate);
     tbe->optimizer.learning_rate = learning_rate;
     return PERI_OK;
+}
+
+int64_t peri__tbe_changes(const peri_tbe *tbe)
+{
+    return tbe->updates + tbe->writes + tbe->ema_step + (tbe->weight ? (int64_t)peri__version(tbe->weight) : 0);
 }
 
 double peri_tbe_learning_rate(const peri_tbe *tbe) { return tbe->optimizer.learning_rate; }

@@ -172,6 +172,7 @@ struct peri_sharded {
     bool *mean;     /* n_tables: pooled by the mean */
     int32_t *halvings; /* n_tables: how often the sums of its gradients are halved by the update, instead of divided before */
     bool training, returns_rows; /* of tables of raw ids: see peri_sharded_train; their rows go home too */
+    int64_t passes; /* backward passes so far */
     bool frozen; /* no table is trained (PERI_KERNEL_QUANT), and nothing is recorded */
     int32_t places; /* of the configuration, 1 or more */
     bool hollow; /* this rank takes part in sums to which it adds nothing */

@@ -215,6 +215,15 @@ peri_status peri_sharded_learning_rate_set(peri_sharded *e, int32_t optimizer, d
     return peri__identity_refresh(e);
 }
 
+int64_t peri_sharded_passes(const peri_sharded *e) { return e ? e->passes : 0; }
+
+int64_t peri_sharded_changes(const peri_sharded *e)
+{
+    int64_t n = 0;
+    for (int32_t g = 0; e && g < e->n_sets; g++) n += peri__tbe_changes(e->sets[g].tbe);
+    return n;
+}
+
 peri_status peri_sharded_iteration_set(peri_sharded *e, int64_t iteration)
 {
     PERI_NEED(e);

@@ -461,6 +461,7 @@ static peri_status set_out(peri__trip *trip, peri_tensor *const *grad_out)
     const peri__home *h = l->home;
     peri_tensor *grad = NULL, *parts = NULL;
     peri_status status;
+    e->passes++;
     PERI_TRY_GOTO(new_rows(e, own_of(l) + l->owner->sent_out, &b->rows), out);
     PERI_TRY_GOTO(new_rows(e, h->received_out, &b->sent), out);
     PERI_TRY_GOTO(spread(b, grad_out, &grad, &parts), out);

@@ -2,7 +2,6 @@
 -- into it since. Each rank would have numbers of its own for them, and train them on its own batches. A backward pass that reaches such a
 -- one is refused before it changes anything.
 local P = require "perilune.ffi"
-local util = require "perilune.util"
 local parameter = require "perilune.nn.parameter"
 local agree = require("perilune.dist.collective_utils").agree
 
@@ -31,7 +30,8 @@ end
 --- Whether the model's parameters are others than when they were handed to the wrapper: on all ranks, or an error. Collective.
 function M.of_all(model)
   local is = changed(model)
-  agree(model.dense_env.pg, "DistributedModelParallel:init_data_parallel", { { "whether the model has got other parameters", tostring(is) } })
+  agree(model.dense_env.pg, "DistributedModelParallel:init_data_parallel",
+    { { "whether the model has got other parameters", tostring(is) } })
   return is
 end
 
@@ -78,7 +78,8 @@ local function some(list)
   return table.concat(list, ", ", 1, math.min(#list, MOST)) .. more
 end
 
---- An error if a backward pass reaches what is in `model` and nobody averages. Asked where a pass reaches such a thing, in the model or not.
+--- An error if a backward pass reaches what is in `model` and nobody averages. Asked where a pass reaches such a thing, in the model or
+--- not.
 function M.check(model)
   if not model._wrapped or model._home ~= (P.state.world or false) then return end
   local tables = new_tables(model)

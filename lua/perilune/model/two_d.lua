@@ -169,10 +169,12 @@ function DMPCollection:sync(include_optimizer_state)
   end
   if self._custom then
     self._custom(tensors, self.replica_pg)
+    for _, sharded in ipairs(self.sharded) do sharded:tables_changed() end
     return
   end
   local pending = setmetatable({}, {}) -- and no closure: LuaJIT would not compile this
   for i = 1, #tensors do pending[i] = post(tensors[i], self.replica_pg) end
+  for _, sharded in ipairs(self.sharded) do sharded:tables_changed() end
   self._pending = pending
 end
 

@@ -13,8 +13,8 @@ local agree = require("perilune.dist.collective_utils").agree
 local M = {}
 
 --- A subclass has wrap(model, env, device): called by all ranks, in DistributedModelParallel:init_data_parallel, and again if that is
---- called when the model has got other parameters. It returns nil, or an object with watch(tensor): called with each tensor that the model returns, so that a backward pass through it may be followed to its
---- end. What it averages: model:replicated_parameters().
+--- called when the model has got other parameters. It returns nil, or an object with watch(tensor): called with each tensor that the model
+--- returns, so that a backward pass through it may be followed to its end. What it averages: model:replicated_parameters().
 local DataParallelWrapper = util.class "DataParallelWrapper"
 M.DataParallelWrapper = DataParallelWrapper
 function DataParallelWrapper:init() end

@@ -60,15 +60,16 @@ function M.lookup(pipeline, context)
   end
 end
 
---- State was loaded into the module of `f` between two steps. Rows that were looked up before are those of the former tables, and ids that
---- a managed collision has remapped those of the former map: for batches in flight (contexts, in their order) that is done again.
---- Collective. Where rows for such ids have been fetched from files it is refused.
-local function send_again(name, f, contexts)
+--- The tables of the module of `f` were changed between two steps, or (loaded) state was loaded into it. Rows that were looked up before
+--- are those of the former tables, and ids that a managed collision has remapped those of the former map, which loading replaces: for
+--- batches in flight (contexts, in their order) that is done again. Collective. Where rows for such ids have been fetched from files it is
+--- refused.
+local function send_again(name, f, contexts, loaded)
   local i, again = f.index, {}
   for k, context in ipairs(contexts) do
     local rows, dist = context.rows[i], context.dists[i]
     if rows then util.resolve(rows)
-    elseif dist and f.module._managed_collision_collection then
+    elseif loaded and dist and f.module._managed_collision_collection then
       if context.prefetched and context.prefetched[i] then
         P.fail(("%s: state was loaded into module '%s', whose ids of batch %d were remapped before and whose rows come from files already; "
           .. "load it before the first step, or when the pipeline has come to its end"):format(name, f.path, context.index))
@@ -88,21 +89,53 @@ local function send_again(name, f, contexts)
   end
 end
 
+--- Batches in flight from number `first` on, in their order.
+local function in_flight(pipeline, first)
+  local contexts = {}
+  for _, c in ipairs(pipeline.ring) do
+    if c.index >= first and c.exists == c.index then contexts[#contexts + 1] = c end
+  end
+  table.sort(contexts, function(a, b) return a.index < b.index end)
+  return contexts
+end
+
+--- This rank's shards alone were changed, for all that is known: others do not know that rows are to be looked up again.
+local function refuse_changes_here(pipeline, f)
+  local group = f.module.group
+  local text = ("%s: shards of module '%s' were written to on rank %d between two steps, and rows for the next batch were looked up before"
+    .. "; write before the first step, or call tables_changed() of the module on all ranks afterwards"):format(pipeline.class_name, f.path,
+    group:rank())
+  group:abort(text)
+  P.fail(text)
+end
+
 --- Before a step: see send_again. `first`: the batch of that step.
-function M.follow_loads(pipeline, first)
+function M.follow_changes(pipeline, first)
   local contexts
   for _, f in ipairs(pipeline.forwards) do
-    if f:loaded() then
-      if not contexts then
-        contexts = {}
-        for _, c in ipairs(pipeline.ring) do
-          if c.index >= first and c.exists == c.index then contexts[#contexts + 1] = c end
-        end
-        table.sort(contexts, function(a, b) return a.index < b.index end)
-      end
-      send_again(pipeline.class_name, f, contexts)
+    local loaded, changed, everywhere = f:loaded(), f:tables_changed()
+    if loaded or changed then
+      contexts = contexts or in_flight(pipeline, first)
+      if changed and not (loaded or everywhere or f.module.group:size() == 1) then refuse_changes_here(pipeline, f) end
+      send_again(pipeline.class_name, f, contexts, loaded)
+      f:note_tables(f.everywhere)
     end
   end
+end
+
+--- Whether rows of module i are here for a batch from number `first` on.
+local function looked_up(ring, i, first)
+  for k = 1, #ring do
+    local c = ring[k]
+    if c.index >= first and c.rows[i] then return true end
+  end
+  return false
+end
+
+--- After a step that has looked up rows of later batches (from number `first` on): the tables as they are now are those of these rows.
+function M.note_changes(pipeline, first)
+  local forwards, ring = pipeline.forwards, pipeline.ring
+  for i = 1, #forwards do forwards[i]:note_tables(looked_up(ring, i, first)) end
 end
 
 --- A module that was not called has ids or rows on their way that nobody takes.

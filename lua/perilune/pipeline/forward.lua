@@ -65,13 +65,15 @@ end
 
 --- Before module number `index` of a pipeline, at `path` of the model. given: function(batch) -> the arguments, or nil: find them out.
 --- context: of the batch whose forward pass runs now; false outside of it: then the module is as ever. refusal: why it is not pipelined;
---- loads: how often its state had been loaded when rows of it were last looked at.
+--- loads: how often its state had been loaded when rows of it were last looked at; everywhere, here: what its `changes` were when the last
+--- step ended, if rows of later batches had been looked up then (false: none had).
 local BaseForward = util.class "BaseForward"
 M.BaseForward = BaseForward
 
 function BaseForward:init(module, path, index, given)
   self.module, self.path, self.index, self.given = module, path, index, given or false
   self.context, self.args, self.refusal, self.loads = false, false, false, module._loads
+  self.everywhere, self.here = false, false
   local early, why = module:sends_early()
   if not early then self.refusal = why end
 end
@@ -85,6 +87,22 @@ function BaseForward:loaded()
   if loads == self.loads then return false end
   self.loads = loads
   return true
+end
+
+--- Rows of later batches are here (ahead), and are those of the tables as they are now.
+function BaseForward:note_tables(ahead)
+  self.everywhere, self.here = false, false
+  if not ahead then return end
+  self.module:settle()
+  self.everywhere, self.here = self.module:changes()
+end
+
+--- Whether the tables were changed since; and whether by something that all ranks have done alike.
+function BaseForward:tables_changed()
+  if not self.everywhere then return false, false end
+  local everywhere, here = self.module:changes()
+  local all = everywhere ~= self.everywhere
+  return all or here ~= self.here, all
 end
 
 --- Its ids of a context's batch, which set out with those of other modules: see ShardedModule:defer.

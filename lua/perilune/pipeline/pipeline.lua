@@ -165,7 +165,8 @@ function Pipeline:set_schedule(schedule)
   self.following, self.agreed = false, false
   self.schedule, self.plan = schedule, plan
   self.supply.most = plan.flush or math.huge
-  self.sends_ids = plan.first.input_dist ~= nil
+  self.sends_ids, self.looks_ahead = plan.first.input_dist ~= nil, false
+  for _, o in ipairs(plan.operations) do self.looks_ahead = self.looks_ahead or o.kind == "lookup" and o.ahead > 0 end
   local class = plan.first.prefetch and contexts.PrefetchTrainPipelineContext or contexts.TrainPipelineContext
   local ring = {}
   for i = 1, plan.depth do ring[i] = class(#self.forwards) end
@@ -299,11 +300,12 @@ local function step(self, batches)
     check_batches(self, batches)
     self.supply:follow(batches)
   end
-  local n, depth, list = self.next, self.plan.depth, self.forwards
+  local n, depth, list, looks_ahead = self.next, self.plan.depth, self.forwards, self.looks_ahead
   for i = 1, #list do
-    if list[i].module._loads ~= list[i].loads then actions.follow_loads(self, n) end
+    if list[i].module._loads ~= list[i].loads or looks_ahead and list[i]:tables_changed() then actions.follow_changes(self, n) end
   end
   self.program(self, n)
+  if looks_ahead then actions.note_changes(self, n + 1) end
   if not self.supply:has(n) then
     finish(self, n)
     return nil

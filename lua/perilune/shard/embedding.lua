@@ -279,6 +279,11 @@ function ShardedEmbeddingModule:copy_from(collection)
   pieces.copy(self:local_shards(), collection)
 end
 
+function ShardedEmbeddingModule:changes()
+  local ref = module_ptr(self._ref)
+  return self._changed + tonumber(C.peri_sharded_passes(ref)), tonumber(C.peri_sharded_changes(ref))
+end
+
 --- See ShardedModule. Tables in files and fused replicas update with every pass; dense tables leave accumulating to their optimizer.
 function ShardedEmbeddingModule:accumulate(on)
   for _, t in ipairs(self.tables) do
@@ -291,7 +296,10 @@ function ShardedEmbeddingModule:accumulate(on)
   end
   pieces.accumulate(self._ref, module_ptr, on and true or false)
 end
-function ShardedEmbeddingModule:apply_accumulated() pieces.apply_accumulated(self._ref, module_ptr) end
+function ShardedEmbeddingModule:apply_accumulated()
+  pieces.apply_accumulated(self._ref, module_ptr)
+  self:tables_changed()
+end
 
 --- A module of the same plan with the same numbers: weights, states of optimizers, rates, iteration. On another device, or (nil) the same
 --- one. Collective.

@@ -99,6 +99,13 @@ function ShardedModule:set_pipelined(object) rawset(self, "_pipelined", object) 
 --- Whether ids of a batch may leave before the batches before it are trained; if not, why.
 function ShardedModule:sends_early() return true end -- luacheck: ignore 212
 
+--- Rows that were looked up before are old: somebody has changed the tables, beside a backward pass or load_state_dict. Call it on all
+--- ranks after shards were written to while a pipeline had looked up rows of a later batch. Local.
+function ShardedModule:tables_changed() rawset(self, "_changed", self._changed + 1) end
+ShardedModule._changed = 0
+--- Two numbers that are others after the tables have changed: by what all ranks do alike, and on this rank, by whatever. Local.
+function ShardedModule:changes() return self._changed, 0 end
+
 --- While on, backward passes change no table, until apply_accumulated: then all of them do as one of a large batch would. All ranks alike.
 function ShardedModule:accumulate(on) -- luacheck: ignore 212
   if on then P.fail(("%s: its updates cannot be accumulated"):format(self.class_name)) end

@@ -209,6 +209,11 @@ PERI_API int32_t peri_sharded_local_shards(const peri_sharded *ebc);
 PERI_API peri_status peri_sharded_local_shard(peri_sharded *ebc, int32_t i, peri_local_shard *out);
 /** Learning rate of optimizer @optimizer (index into config.optimizers) from now on; on all ranks alike. */
 PERI_API peri_status peri_sharded_learning_rate_set(peri_sharded *ebc, int32_t optimizer, double learning_rate);
+/** Backward passes of the module so far, which are as many on all ranks. NULL: 0. Local. */
+PERI_API int64_t peri_sharded_passes(const peri_sharded *ebc);
+/** A number that is another one after the weights of this rank's shards have changed: by updates, by peri_tbe_write and
+ *  peri_tbe_rows_reset, through views (but not through peri_tensor_data). Rows that were looked up before are old then. NULL: 0. Local. */
+PERI_API int64_t peri_sharded_changes(const peri_sharded *ebc);
 /** Updates that all fused tables count as made so far (peri_tbe_iteration_set); on all ranks alike. Local. */
 PERI_API peri_status peri_sharded_iteration_set(peri_sharded *ebc, int64_t iteration);
 
