@@ -202,6 +202,16 @@ peri_status peri__over_record(peri_tensor *table, peri_tbe_batch *batch, peri_te
 peri_status peri__offsets_of_equal(peri_device *device, int64_t bags, int64_t length, peri_tensor **out);
 /** What a table batch with weights of @dtype and this optimizer keeps, without tensors. Returns the number of states. */
 int32_t peri__states_of(int32_t dtype, const peri_tbe_optimizer *optimizer, peri__state out[PERI__STATES]);
+/** Elements that a table's rows take in a table batch, a multiple of @alignment; -1: more than can be counted. */
+int64_t peri__table_elements(int32_t dtype, int64_t rows, int64_t cols, int64_t alignment);
+/** Elements that a state of PERI_STATE_* @geometry has of a table of @rows x @cols whose rows take @elements. */
+int64_t peri__state_elements(int32_t geometry, int64_t rows, int64_t cols, int64_t elements);
+/** What peri_tbe_new refuses of @config, apart from its device. */
+peri_status peri__tbe_check(const peri_tbe_config *config);
+/** Tables start at multiples of so many elements. */
+enum { PERI__TABLE_ALIGNMENT = 16 };
+/** Whether slots need to know which row they have (slot_row): stochastic rounding goes by it. */
+bool peri__tbe_slot_rows(const peri_tbe_config *config);
 /** Whether one of the optimizer's states has geometry @geometry. */
 bool peri__keeps(const peri_tbe_optimizer *optimizer, int32_t geometry);
 /** Elements of a state's flat tensor before @table; of all: @table is n_tables. */
@@ -389,6 +399,9 @@ peri_status peri__memory_check(const char *function, peri_tbe_batch *batch);
 /* Tables in files, with a cache in memory. (tier/open.c) */
 /** Rows of each table that @config's caches hold: int64[n_tables], to be freed. */
 peri_status peri__tier_slots(const peri_tbe_config *config, int64_t **out);
+/** Table @i behind its cache, on a device with a memory of its own (@apart) or not: rows of the cache as its load_factor says, and, added
+ *  to @host and @files, bytes of the rows below it and of what it knows of them. */
+peri_status peri__tier_bytes(const peri_tbe_config *config, int64_t i, bool apart, int64_t *slots, double *host, double *files);
 /** Open the files of a table batch whose flat tensors are there, and make them its store, also when that fails. */
 peri_status peri__tier_open(peri_tbe *tbe, const peri_tbe_config *config);
 

@@ -106,6 +106,23 @@ bool peri__keeps(const peri_tbe_optimizer *o, int32_t geometry)
     return false;
 }
 
+int64_t peri__table_elements(int32_t dtype, int64_t rows, int64_t cols, int64_t alignment)
+{
+    int64_t elements;
+    if (__builtin_mul_overflow(rows, peri__tbe_stride(dtype, cols), &elements) || elements > INT64_MAX >> 4) return -1;
+    return peri__ceil_div(elements, alignment) * alignment;
+}
+
+int64_t peri__state_elements(int32_t geometry, int64_t rows, int64_t cols, int64_t elements)
+{
+    switch (geometry) {
+    case PERI_STATE_FULL: return elements;
+    case PERI_STATE_ROW: return rows;
+    case PERI_STATE_SQUARE: return cols * cols;
+    default: return 1;
+    }
+}
+
 int64_t peri__state_offset(const peri_tbe *tbe, const peri__state *s, int64_t table)
 {
     bool all = table == tbe->n_tables;
@@ -115,7 +132,7 @@ int64_t peri__state_offset(const peri_tbe *tbe, const peri__state *s, int64_t ta
     case PERI_STATE_ROW: return all ? tbe->total_rows : tbe->layout[table].first_row;
     case PERI_STATE_SCALAR: return table;
     default:
-        for (int64_t t = 0; t < table; t++) squares += tbe->layout[t].cols * tbe->layout[t].cols;
+        for (int64_t t = 0; t < table; t++) squares += peri__state_elements(s->geometry, 0, tbe->layout[t].cols, 0);
         return squares;
     }
 }

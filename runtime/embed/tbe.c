@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdio.h>
 
-enum { TABLE_ALIGNMENT = 16, GRAIN = 1 << 14 };
+enum { GRAIN = 1 << 14 };
 
 /* -- checks ---------------------------------------------------------------------------------------------------------------------- */
 
@@ -126,9 +126,27 @@ static peri_status check_dtypes(const peri_tbe_config *c)
     return PERI_OK;
 }
 
-static peri_status check_config(const peri_tbe_config *c)
+/** What tables behind a cache cannot do. */
+static peri_status check_cached(const peri_tbe_config *c)
 {
-    if (!c->device) return peri__fail(PERI_EINVAL, "peri_tbe_new: no device");
+    static const char *const f = "peri_tbe_new: cached tables";
+    if (peri__keeps(&c->optimizer, PERI_STATE_SQUARE))
+        return peri__fail(PERI_EUNSUPPORTED, "%s cannot train with shampoo, which needs a batch's rows at once", f);
+    if (c->optimizer.kind == PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD)
+        return peri__fail(PERI_EUNSUPPORTED,
+                          "%s cannot train with emainplace_rowwise_adagrad, which changes all rows every step_ema steps", f);
+    if (peri__keeps(&c->optimizer, PERI_STATE_SCALAR))
+        return peri__fail(PERI_EUNSUPPORTED,
+                          "%s have no max_counter, which looks at all rows: no learning_rate_mode tail_id_lr_increase or _decrease, and no "
+                          "tail_id_threshold that is a ratio", f);
+    if (peri__tbe_bytes(c->dtype)) return peri__fail(PERI_EUNSUPPORTED, "%s hold f32, f16 or bf16; rows of bytes stay in memory", f);
+    if (c->optimizer.kind == PERI_TBE_NONE)
+        return peri__fail(PERI_EINVAL, "%s need a fused optimizer: dense gradients would be as large as they are", f);
+    return PERI_OK;
+}
+
+peri_status peri__tbe_check(const peri_tbe_config *c)
+{
     if (c->bounds_check < PERI_BOUNDS_FATAL || c->bounds_check > PERI_BOUNDS_NONE)
         return peri__fail(PERI_EINVAL, "peri_tbe_new: bounds_check %d, allowed: 0..3", c->bounds_check);
     if (c->n_tables < 0 || c->n_tables > INT32_MAX || (c->n_tables && !c->tables))
@@ -145,7 +163,14 @@ static peri_status check_config(const peri_tbe_config *c)
                               c->tables[i].name, (long long)c->tables[i].cols);
     }
     PERI_TRY(check_dtypes(c));
-    return check_optimizer(&c->optimizer);
+    PERI_TRY(check_optimizer(&c->optimizer));
+    return c->caches ? check_cached(c) : PERI_OK;
+}
+
+static peri_status check_config(const peri_tbe_config *c)
+{
+    if (!c->device) return peri__fail(PERI_EINVAL, "peri_tbe_new: no device");
+    return peri__tbe_check(c);
 }
 
 /* -- making ---------------------------------------------------------------------------------------------------------------------- */
@@ -170,21 +195,21 @@ static peri_status lay_out(peri_tbe *tbe, const peri_tbe_config *c, const int64_
         t->config.name = t->name;
         if (!t->config.total_rows) t->config.total_rows = t->config.row_offset + t->config.rows;
         if (!t->config.total_cols) t->config.total_cols = t->config.col_offset + t->config.cols;
-        int64_t rows = slots ? slots[i] : t->config.rows, cols = t->config.cols, elements;
-        int64_t stride = peri__tbe_stride(c->dtype, cols);
-        if (__builtin_mul_overflow(rows, stride, &elements) || elements > (INT64_MAX >> 4) - tbe->total_elements)
+        int64_t rows = slots ? slots[i] : t->config.rows, cols = t->config.cols;
+        int64_t elements = peri__table_elements(c->dtype, rows, cols, alignment);
+        if (elements < 0 || elements > (INT64_MAX >> 4) - tbe->total_elements)
             return peri__fail(PERI_EINVAL, "peri_tbe_new: table '%s' of %lld x %lld makes the batch too large", t->name, (long long)rows,
                               (long long)cols);
         tbe->layout[i] = (peri_k_tbe_table){.rows = rows,
                                             .cols = cols,
                                             .offset = tbe->total_elements,
-                                            .stride = stride,
+                                            .stride = peri__tbe_stride(c->dtype, cols),
                                             .first_row = tbe->total_rows,
                                             .pooling = t->config.pooling,
                                             .row_offset = t->config.row_offset,
                                             .col_offset = t->config.col_offset,
                                             .random_stream = peri__hash_text(t->name)};
-        tbe->total_elements += peri__ceil_div(elements, alignment) * alignment;
+        tbe->total_elements += elements;
         tbe->total_rows += rows;
         tbe->max_cols = peri__max(tbe->max_cols, cols);
     }
@@ -251,23 +276,6 @@ out:
     return status;
 }
 
-/** What tables behind a cache cannot do. */
-static peri_status check_cached(const peri_tbe_config *c)
-{
-    static const char *const f = "peri_tbe_new: cached tables";
-    if (peri__keeps(&c->optimizer, PERI_STATE_SQUARE))
-        return peri__fail(PERI_EUNSUPPORTED, "%s cannot train with shampoo, which needs a batch's rows at once", f);
-    if (c->optimizer.kind == PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD)
-        return peri__fail(PERI_EUNSUPPORTED,
-                          "%s cannot train with emainplace_rowwise_adagrad, which changes all rows every step_ema steps", f);
-    if (peri__keeps(&c->optimizer, PERI_STATE_SCALAR))
-        return peri__fail(PERI_EUNSUPPORTED,
-                          "%s have no max_counter, which looks at all rows: no learning_rate_mode tail_id_lr_increase or _decrease, and no "
-                          "tail_id_threshold that is a ratio", f);
-    if (!peri__tbe_bytes(c->dtype)) return PERI_OK;
-    return peri__fail(PERI_EUNSUPPORTED, "%s hold f32, f16 or bf16; rows of bytes stay in memory", f);
-}
-
 static peri_status check_mapped(const peri_tbe_config *c)
 {
     if (c->caches) return peri__fail(PERI_EINVAL, "peri_tbe_new: tables are mapped, or behind a cache, not both");
@@ -277,6 +285,8 @@ static peri_status check_mapped(const peri_tbe_config *c)
                       "allowed compute_kernels there: fused, fused_uvm_caching",
                       c->n_tables ? c->tables[0].name : "", peri_device_name(c->device));
 }
+
+bool peri__tbe_slot_rows(const peri_tbe_config *c) { return c->caches && c->dtype != PERI_F32 && !c->optimizer.nearest; }
 
 /** Weights, not initialised, but rows of bytes (zeros), and states as before the first step. @mapped: those that have rows are in the
  *  host's memory. */
@@ -304,16 +314,14 @@ peri_status peri_tbe_new(const peri_tbe_config *c, peri_tbe **out)
     peri_tbe *tbe;
     int64_t *slots = NULL;
     PERI_TRY(check_config(c));
-    if (c->caches) PERI_TRY(check_cached(c));
     if (c->mapped) PERI_TRY(check_mapped(c));
     if (c->caches) PERI_TRY(peri__tier_slots(c, &slots));
-    peri_status status = shell_new(c, slots, TABLE_ALIGNMENT, &tbe);
+    peri_status status = shell_new(c, slots, PERI__TABLE_ALIGNMENT, &tbe);
     peri__free(slots);
     PERI_TRY(status);
     PERI_TRY_GOTO(peri__tbe_no_room(tbe, c, new_states(tbe, c->mapped)), out);
     for (int64_t i = 0; i < tbe->n_tables && !c->caches; i++) PERI_TRY_GOTO(initialise(tbe, i, c->seed), out);
-    if (c->caches && c->dtype != PERI_F32 && !c->optimizer.nearest)
-        PERI_TRY_GOTO(flat_tensor(tbe, PERI_I64, tbe->total_rows, true, &tbe->slot_row), out);
+    if (peri__tbe_slot_rows(c)) PERI_TRY_GOTO(flat_tensor(tbe, PERI_I64, tbe->total_rows, true, &tbe->slot_row), out);
     tbe->store = &peri__memory;
     if (c->caches) PERI_TRY_GOTO(peri__tier_open(tbe, c), out);
     peri__tbe_reach_need(tbe);

@@ -50,6 +50,44 @@ static peri_status check_whole(const char *f, const peri_sharded_table *table, c
     return PERI_OK;
 }
 
+static peri_status check_codes(const char *f, const peri_sharded_table *table)
+{
+    if (table->sharding_type < 0 || table->sharding_type >= PERI_SHARDING_TYPE_COUNT)
+        return peri__fail(PERI_EINVAL, "%s: table '%s': %d is no sharding type", f, table->name, table->sharding_type);
+    if (table->compute_kernel < PERI_KERNEL_DENSE || table->compute_kernel > PERI_KERNEL_QUANT)
+        return peri__fail(PERI_EINVAL, "%s: table '%s': compute kernel %d, allowed: dense, fused, quant", f, table->name,
+                          table->compute_kernel);
+    return PERI_OK;
+}
+
+/** Whether a table can be sharded and kept like that; @o: its fused optimizer, NULL without one. */
+static peri_status check_way(const char *f, const peri_sharded_table *table, const peri_tbe_optimizer *o)
+{
+    PERI_TRY(check_dtypes(f, table));
+    if (o) PERI_TRY(check_whole(f, table, o));
+    if (table->mapped && (table->cache || table->compute_kernel == PERI_KERNEL_DENSE))
+        return peri__fail(PERI_EINVAL, "%s: table '%s': only fused and quantized shards without a cache are mapped", f, table->name);
+    if (table->cache && (table->compute_kernel != PERI_KERNEL_FUSED || peri__sharding_type_of(table->sharding_type)->replica))
+        return peri__fail(PERI_EINVAL, "%s: table '%s': a cache is for fused shards; replicas and dense tables stay in memory", f,
+                          table->name);
+    return PERI_OK;
+}
+
+peri_status peri_sharded_table_check(const peri_sharded_table *table, const peri_tbe_optimizer *optimizer)
+{
+    PERI_NEED(table);
+    PERI_NEED(table->name);
+    PERI_NEED(optimizer);
+    const peri_tbe_optimizer *fused = table->compute_kernel == PERI_KERNEL_FUSED ? optimizer : NULL;
+    PERI_TRY(check_codes("peri_sharded_new", table));
+    PERI_TRY(check_way("peri_sharded_new", table, fused));
+    peri_table_config whole = {.name = table->name, .rows = table->rows, .cols = table->cols, .init = PERI_INIT_NONE};
+    peri_tbe_config config = {.dtype = peri__dtype_of(table), .n_tables = 1, .tables = &whole, .caches = table->cache,
+                              .mapped = table->mapped};
+    if (fused) config.optimizer = *fused;
+    return peri__tbe_check(&config);
+}
+
 static const peri__kind *const kinds[PERI_SHARDED_KIND_COUNT] = {[PERI_SHARDED_EBC] = &peri__pooled, [PERI_SHARDED_EC] = &peri__sequence};
 
 /** What becomes of the rows of a table must be of the module's kind. */
@@ -95,28 +133,18 @@ static peri_status check_config(const peri_sharded_config *c)
                 return peri__fail(PERI_EINVAL, "%s: table '%s': feature number %d, allowed: 0..%d", f, table->name, table->features[i],
                                   c->n_features - 1);
         PERI_TRY(check_rows(f, c, table));
-        if (table->sharding_type < 0 || table->sharding_type >= PERI_SHARDING_TYPE_COUNT)
-            return peri__fail(PERI_EINVAL, "%s: table '%s': %d is no sharding type", f, table->name, table->sharding_type);
-        if (table->compute_kernel < PERI_KERNEL_DENSE || table->compute_kernel > PERI_KERNEL_QUANT)
-            return peri__fail(PERI_EINVAL, "%s: table '%s': compute kernel %d, allowed: dense, fused, quant", f, table->name,
-                              table->compute_kernel);
+        PERI_TRY(check_codes(f, table));
         if ((table->compute_kernel == PERI_KERNEL_QUANT) != (c->tables[0].compute_kernel == PERI_KERNEL_QUANT))
             return peri__fail(PERI_EINVAL, "%s: of the tables '%s' and '%s' one has the compute kernel quant; allowed: all or none", f,
                               c->tables[0].name, table->name);
         if (table->bounds_check < PERI_BOUNDS_FATAL || table->bounds_check > PERI_BOUNDS_NONE)
             return peri__fail(PERI_EINVAL, "%s: table '%s': bounds_check %d, allowed: %d..%d", f, table->name, table->bounds_check,
                               PERI_BOUNDS_FATAL, PERI_BOUNDS_NONE);
-        PERI_TRY(check_dtypes(f, table));
         if (table->collision) PERI_TRY(peri__managed_check(f, c, table));
         if (table->compute_kernel == PERI_KERNEL_FUSED && (table->optimizer < 0 || table->optimizer >= c->n_optimizers))
             return peri__fail(PERI_EINVAL, "%s: table '%s': optimizer number %d, allowed: 0..%d", f, table->name, table->optimizer,
                               c->n_optimizers - 1);
-        if (table->compute_kernel == PERI_KERNEL_FUSED) PERI_TRY(check_whole(f, table, &c->optimizers[table->optimizer]));
-        if (table->mapped && (table->cache || table->compute_kernel == PERI_KERNEL_DENSE))
-            return peri__fail(PERI_EINVAL, "%s: table '%s': only fused and quantized shards without a cache are mapped", f, table->name);
-        if (table->cache && (table->compute_kernel != PERI_KERNEL_FUSED || peri__sharding_type_of(table->sharding_type)->replica))
-            return peri__fail(PERI_EINVAL, "%s: table '%s': a cache is for fused shards; replicas and dense tables stay in memory", f,
-                              table->name);
+        PERI_TRY(check_way(f, table, table->compute_kernel == PERI_KERNEL_FUSED ? &c->optimizers[table->optimizer] : NULL));
     }
     return PERI_OK;
 }

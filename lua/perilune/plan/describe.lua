@@ -18,7 +18,7 @@ function M.collection(path, module, tables)
   local kind = module.class_name
   local weighted = rawget(module, "_weighted") or kind == "FeatureProcessedEmbeddingBagCollection"
   return { path = path, kind = kinds[kind] and kind or "EmbeddingBagCollection", tables = tables, is_weighted = weighted,
-    optimizer = params and params.optimizer or nil }
+    optimizer = params and embed.optimizer_of("fused_params", params.optimizer) or nil, fused_params = params or nil }
 end
 
 --- The collections of an nn.Module, in its order, with dense_bytes: of the parameters outside of them, and matrices: { out, in } of each of
@@ -83,7 +83,7 @@ local function described(given)
     local a = util.named(where, c, { path = "", kind = "EmbeddingBagCollection", tables = util.required.list, is_weighted = false,
       optimizer = util.optional.string, dense_bytes = 0, buffer_bytes = 0, matrices = util.optional.list })
     util.one_of(where, "kind", a.kind, util.keys(kinds))
-    if a.optimizer then embed.optimizer_of(where, a.optimizer) end
+    if a.optimizer then a.optimizer = embed.optimizer_of(where, a.optimizer) end
     if seen[a.path] then P.fail(("%s: path '%s' is that of model[%d] too; give each its own"):format(where, a.path, seen[a.path])) end
     seen[a.path] = i
     a.tables = check_tables(where, a.tables)

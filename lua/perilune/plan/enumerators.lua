@@ -1,11 +1,13 @@
 -- plan/enumerators.lua: all ways to shard the tables of a model (TorchRec's EmbeddingEnumerator).
 --
 -- A model is described by a list of collections in its order: { path =, kind = "EmbeddingBagCollection", tables = their configurations,
--- is_weighted = false, optimizer = nil or its name, optimizers = nil or by table, sharder = nil or one }. No weights are needed.
+-- is_weighted = false, optimizer = nil or its name, fused_params = nil or all that it is given, optimizers = nil or TorchRec's classes by
+-- table, sharder = nil or one }. No weights are needed.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local constraints_of = require "perilune.plan.constraints"
 local options = require "perilune.plan.options"
+local runtime = require "perilune.plan.runtime"
 local storage = require "perilune.plan.storage"
 local perf = require "perilune.plan.perf"
 local topologies = require "perilune.plan.topology"
@@ -134,33 +136,52 @@ function EmbeddingEnumerator:shared_fields(collection, config, constraint)
     data_type = config.data_type or "FP32", is_pooled = collection.kind ~= "EmbeddingCollection", is_weighted = weighted,
     input_lengths = numbers("pooling_factors", 1), num_poolings = numbers("num_poolings", 1),
     batch_sizes = numbers("batch_sizes", self.batch_size), cache_params = constraint.cache_params, output_dtype = constraint.output_dtype,
-    optimizer = collection.optimizers and collection.optimizers[config.name] or collection.optimizer }
+    optimizer = collection.optimizers and collection.optimizers[config.name] or collection.optimizer,
+    fused_params = collection.fused_params }
 end
 
---- The options of one table, onto `list`.
-function EmbeddingEnumerator:add_table(list, collection, config)
-  local topology, device = self.topology, self.topology.compute_device
-  local constraint = constraints_of.of(self.constraints, collection.path, config.name)
-  if constraint.device_group and constraint.device_group ~= device then return end
-  local sharder, before = collection.sharder or self.sharder, #list
-  local shared = self:shared_fields(collection, config, constraint)
+--- Ways of a table that its sharder offers and its constraint allows, less those that the runtime refuses: a list of { sharding_type,
+--- kernel }; and why it refuses the others: a list of { way = "row_wise fused", text = }.
+function EmbeddingEnumerator:ways(collection, shared, constraint)
+  local device, sharder, list, refused = self.topology.compute_device, collection.sharder or self.sharder, {}, {}
   local offered = signature.value("EmbeddingEnumerator", "what sharder:sharding_types returned",
     sharder:sharding_types(device, collection.kind), "strings")
+  local way = util.copy(shared)
   for _, sharding_type in ipairs(types_of(constraint, offered, collection.kind)) do
     local kernels = signature.value("EmbeddingEnumerator", "what sharder:compute_kernels returned",
       sharder:compute_kernels(sharding_type, device), "strings")
     for _, kernel in ipairs(allowed(kernels, constraint.compute_kernels)) do
-      local fields = util.copy(shared)
-      fields.id, fields.sharding_type, fields.compute_kernel = #list + 1, sharding_type, kernel
-      fields.runs = options.runs(sharding_type, config.num_embeddings, config.embedding_dim, topology, constraint.min_partition)
-      list[#list + 1] = options.ShardingOption(fields)
+      way.sharding_type, way.compute_kernel = sharding_type, kernel
+      local why = runtime.refusal(way)
+      if why then refused[#refused + 1] = { way = sharding_type .. " " .. kernel, text = why }
+      else list[#list + 1] = { sharding_type, kernel } end
     end
   end
-  if #list == before then
-    P.fail(("EmbeddingEnumerator: table '%s' of module '%s': its constraints (%s; %s) leave none of the sharding types %s with a compute "
-      .. "kernel on a %s"):format(config.name, collection.path, table.concat(constraint.sharding_types or { "any type" }, ", "),
-      table.concat(constraint.compute_kernels or { "any kernel" }, ", "), table.concat(offered, ", "), device))
+  return list, refused, offered
+end
+
+--- The options of one table, onto `list`.
+function EmbeddingEnumerator:add_table(list, collection, config)
+  local topology = self.topology
+  local constraint = constraints_of.of(self.constraints, collection.path, config.name)
+  if constraint.device_group and constraint.device_group ~= topology.compute_device then return end
+  local shared = self:shared_fields(collection, config, constraint)
+  local ways, refused, offered = self:ways(collection, shared, constraint)
+  for _, way in ipairs(ways) do
+    local fields = util.copy(shared)
+    fields.id, fields.sharding_type, fields.compute_kernel = #list + 1, way[1], way[2]
+    fields.runs = options.runs(way[1], config.num_embeddings, config.embedding_dim, topology, constraint.min_partition)
+    list[#list + 1] = options.ShardingOption(fields)
   end
+  if #ways > 0 then return end
+  if refused[1] then
+    P.fail(("EmbeddingEnumerator: table '%s' of module '%s': there is no way to train it with %s under its constraints (%s; %s): %s: %s")
+      :format(config.name, collection.path, shared.optimizer, table.concat(constraint.sharding_types or { "any type" }, ", "),
+        table.concat(constraint.compute_kernels or { "any kernel" }, ", "), refused[1].way, refused[1].text))
+  end
+  P.fail(("EmbeddingEnumerator: table '%s' of module '%s': its constraints (%s; %s) leave none of the sharding types %s with a compute "
+    .. "kernel on a %s"):format(config.name, collection.path, table.concat(constraint.sharding_types or { "any type" }, ", "),
+    table.concat(constraint.compute_kernels or { "any kernel" }, ", "), table.concat(offered, ", "), topology.compute_device))
 end
 
 --- All options of a model's tables, in a fixed order: collections from the last to the first (as TorchRec walks them), their tables, types,
@@ -177,6 +198,7 @@ end
 
 kinds.methods(EmbeddingEnumerator, { populate_estimates = "list: options_with_ids", enumerate = "collections: model",
   shared_fields = "collection: collection, config: planned_table, constraint: constraint",
+  ways = "collection: collection, shared: table, constraint: constraint",
   add_table = "list: list, collection: collection, config: planned_table" })
 for _, name in ipairs { "torchrec_sharder", "perilune_sharder" } do
   signature.check(name .. ":", M[name], { sharding_types = "self: sharder, device: string, kind: string",

@@ -31,7 +31,7 @@ local planner = {
   colocate = "relations", spread = "relations", at_most = "relations", at_most_bytes = "relations", forbid = "relations",
   pin = "relations", EmbeddingOffloadScaleupProposer = "offload", EmbeddingOffloadStats = "offload",
 }
-for _, name in ipairs { "StepEstimator", "StepModel", "StepStorageEstimator" } do planner[name] = "step" end
+for _, name in ipairs { "StepEstimator", "StepModel" } do planner[name] = "step" end
 local planner_files = { dense = "perilune.plan.dense", describe = "perilune.plan.describe",
   reasons = "perilune.plan.reasons", report = "perilune.plan.report",
   html = "perilune.plan.html", statistics = "perilune.plan.statistics" }

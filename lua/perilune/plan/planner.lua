@@ -9,6 +9,7 @@ local reservations = require "perilune.plan.reservations"
 local partitioners = require "perilune.plan.partitioners"
 local proposers = require "perilune.plan.proposers"
 local step = require "perilune.plan.step"
+local storage = require "perilune.plan.storage"
 local json = require "perilune.plan.json"
 local reasons = require "perilune.plan.reasons"
 local relations = require "perilune.plan.relations"
@@ -106,7 +107,8 @@ function EmbeddingShardingPlanner:init(args)
     if a[name] ~= nil then signature.value(f, name, a[name], kind) end
   end
   local own = util.one_of(f, "estimates", a.estimates, { "torchrec", "step" }) == "step"
-  local estimators = own and { step.StepEstimator { topology = a.topology }, step.StepStorageEstimator { topology = a.topology } } or nil
+  local estimators = own and { step.StepEstimator { topology = a.topology },
+    storage.EmbeddingStorageEstimator { topology = a.topology } } or nil
   self.enumerator = a.enumerator or enumerators.EmbeddingEnumerator { topology = a.topology, batch_size = a.batch_size,
     constraints = self.constraints, sharder = a.sharder, cost = a.cost, estimators = estimators }
   self.storage_reservation = a.storage_reservation or reservations.HeuristicalStorageReservation()

@@ -160,16 +160,22 @@ local function not_offered(planner, collection_of, chosen, present)
   local collection = collection_of[chosen.path]
   local sharder = collection.sharder or planner.enumerator.sharder
   local offered = util.index_of(sharder:sharding_types(device, collection.kind))
+  local forbidden = {} -- by the runtime, with this optimizer
   local function say(option, text) out[#out + 1] = { option = option, kind = "constraint", text = text } end
+  local enumerator = planner.enumerator
+  for _, r in ipairs(enumerator.ways and select(2, enumerator:ways(collection, chosen, constraint)) or {}) do
+    forbidden[r.way], forbidden[r.way:match "%S+"] = true, true
+    out[#out + 1] = { option = r.way, kind = "optimizer", text = r.text }
+  end
   for _, kind in ipairs(util.keys(types.type_codes)) do
-    if not present[kind] then
+    if not present[kind] and not forbidden[kind] then
       if not offered[kind] then say(kind, ("not offered for %s on a %s"):format(collection.kind, device))
       elseif constraint.sharding_types then say(kind, "constraint: sharding_types = " .. list_of(constraint.sharding_types))
       elseif kind == "grid_shard" then say(kind, "only where a constraint names it")
       else say(kind, "its constraint compute_kernels leaves it none") end
-    else
+    elseif present[kind] then
       for _, kernel in ipairs(sharder:compute_kernels(kind, device)) do
-        if not present[kind .. " " .. kernel] then
+        if not present[kind .. " " .. kernel] and not forbidden[kind .. " " .. kernel] then
           say(kind .. " " .. kernel, "constraint: compute_kernels = " .. list_of(constraint.compute_kernels or {}))
         end
       end
@@ -224,8 +230,8 @@ end
 
 --- The reasons of a plan: planner:plan(model) was called before. Returns a list, in the plan's order, of { table = fqn, or those of
 --- co-located tables with + between them, tables = list of fqns, chosen = the option, ranks = of its shards (true: all), others = list of
---- { option = "row_wise fused", kind = "time" | "memory" | "relation" | "count" | "other" | "equal" | "faster" | "constraint", text =,
---- rating = } }.
+--- { option = "row_wise fused", kind = "time" | "memory" | "relation" | "count" | "other" | "equal" | "faster" | "constraint" |
+--- "optimizer", text =, rating = } }.
 --- most: tables that are looked at (default: all).
 function M.of(planner, model, most)
   local search, list, collection_of, budget = planner.last, {}, {}, { left = MOST_PLACEMENTS }

@@ -273,7 +273,7 @@ function M.predict(plan, model, topology, batch_size, constraints)
   p.ms, p.forward_ms, p.backward_ms = step_ms(by_rank(list, placement, topology), topology)
   p.bytes = 0
   for _, option in ipairs(list) do
-    for _, run in ipairs(option.runs) do run.kept = M.kept_bytes(option, run) end
+    for _, run in ipairs(option.runs) do run.kept = M.kept_bytes(option, run, topology) end
   end
   local bytes = partitioners.by_rank(list, placement, topology.world_size, function(run) return run.kept end)
   for _, b in ipairs(bytes) do p.bytes = math.max(p.bytes, b + KEPT * #list) end
@@ -333,33 +333,18 @@ function StepModel:init(args)
 end
 function StepModel:rate(proposal, placement) return (step_ms(by_rank(proposal, placement, self.topology), self.topology)) end
 
---- What stays in memory for one shard: weights and states.
-function M.kept_bytes(option, run)
-  local bytes, own = run.rows * run.cols * data_bytes[option.data_type], states_of(option.optimizer)
-  if run.rows * run.cols == 0 then return bytes end
-  return bytes + run.rows * own.row + run.rows * run.cols * own.full + run.cols ^ 2 * own.square
-end
+local one_host = topologies.Topology { world_size = 1 }
 
-local StepStorageEstimator = util.class("StepStorageEstimator", storage.EmbeddingStorageEstimator)
-M.StepStorageEstimator = StepStorageEstimator
-
---- Like EmbeddingStorageEstimator, with the states that each shard really has: blocks of columns have row-wise states of their own, and
---- optimizers of fused_params count.
-function StepStorageEstimator:of_run(option, run)
-  local stateless = setmetatable(util.copy(option), getmetatable(option))
-  stateless.optimizer = nil
-  local s = storage.EmbeddingStorageEstimator.of_run(self, stateless, run)
-  if option.compute_kernel ~= "fused_uvm_caching" then
-    local plain = run.rows * run.cols * data_bytes[option.data_type]
-    local tier = s.hbm > 0 and option.compute_kernel == "fused" and "hbm" or "ddr"
-    s[tier] = s[tier] + math.ceil(M.kept_bytes(option, run) - plain)
-  end
-  return s
+--- What stays in memory for one shard, the device's and the host's: weights, states, caches. topology: default: that of a processor.
+function M.kept_bytes(option, run, topology)
+  local device, host = storage.kept(option, run, topology or one_host)
+  return device + host
 end
 
 M.count, M.by_rank, M.amounts, M.compute, M.far, M.ms = count, by_rank, amounts, computed_ms, far_ms, step_ms
 signature.check("plan.step.", M, { count = "option: option_with_ids, run: run, topology: Topology",
-  by_rank = "proposal: options_with_ids, placement: table, topology: Topology", kept_bytes = "option: option_with_ids, run: run" })
+  by_rank = "proposal: options_with_ids, placement: table, topology: Topology",
+  kept_bytes = "option: option_with_ids, run: run, topology: Topology?" })
 signature.kind("ShardingPlan", "a ShardingPlan", types.ShardingPlan.is)
 local planned = "plan: ShardingPlan, model: model, topology: Topology, batch_size: count, constraints: constraints?"
 signature.check("plan.step.", M, { of_plan = planned, predict = planned })

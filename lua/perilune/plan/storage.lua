@@ -1,6 +1,9 @@
--- plan/storage.lua: bytes that shards take (TorchRec's EmbeddingStorageEstimator, its formulas).
+-- plan/storage.lua: bytes that shards take. Of tables whose optimizer is one of the runtime's, what stays is what the runtime keeps
+-- (runtime.lua); of others (TorchRec's classes, or nobody says which) it is by TorchRec's EmbeddingStorageEstimator, its formulas, as are
+-- ids and rows on their way.
 local util = require "perilune.util"
 local kinds = require "perilune.plan.kinds"
+local runtime = require "perilune.plan.runtime"
 local signature = require "perilune.signature"
 local data_bytes = require("perilune.plan.constraints").data_bytes
 
@@ -9,13 +12,10 @@ local M = {}
 local ID_BYTES = 8
 local CACHE_RATIO = 0.2
 
---- Bytes of optimizer state for a byte of weights; dim: columns of the table. Names are TorchRec's classes or fused_params' optimizers.
-local multipliers = {
-  SGD = 0, sgd = 0, exact_sgd = 0, none = 0, Adam = 2, adam = 2, partial_rowwise_adam = function(dim) return 1 + 1 / dim end,
-  RowWiseAdagrad = function(dim) return 1 / dim end, rowwise_adagrad = function(dim) return 1 / dim end, lamb = 2,
-}
+--- Bytes of optimizer state for a byte of weights, as TorchRec counts them by the names of its classes; dim: columns of the table.
+local multipliers = { SGD = 0, Adam = 2, RowWiseAdagrad = function(dim) return 1 / dim end }
 
-function M.optimizer_multiplier(optimizer, dim)
+local function optimizer_multiplier(optimizer, dim)
   if not optimizer then return 0 end
   local m = multipliers[optimizer]
   if type(m) == "function" then return m(dim) end
@@ -60,7 +60,7 @@ local function kept_bytes(option, run, bytes, cache_ratio, inference)
     or math.ceil(bytes * (run.rows * run.cols) / (option.rows * option.dim))
   if inference then return weights end
   local aux = cache_ratio and math.ceil(run.rows * (4 + cache_ratio * 16)) or 0
-  return aux + weights + math.ceil(weights * M.optimizer_multiplier(option.optimizer, option.dim))
+  return aux + weights + math.ceil(weights * optimizer_multiplier(option.optimizer, option.dim))
 end
 
 --- Bytes of the table in the device's own memory and in the host's.
@@ -94,21 +94,36 @@ function EmbeddingStorageEstimator:init(args)
   for name, value in util.ordered(a) do self[name] = value end
 end
 
+local function is_cached(option)
+  return option.compute_kernel == "fused_uvm_caching" or option.compute_kernel == "quant_uvm_caching"
+end
+
+--- Bytes that stay of one shard, by TorchRec's formulas: in the device's own memory, in the host's.
+local function by_formulas(option, run, topology, inference)
+  local hbm, ddr = table_bytes(option, topology)
+  local ratio = is_cached(option) and (option.cache_params and option.cache_params.load_factor or CACHE_RATIO) or nil
+  if ratio then hbm = round(ddr * ratio) end
+  local fast, slow = kept_bytes(option, run, hbm, ratio, inference), kept_bytes(option, run, ddr, nil, inference)
+  return topology.compute_device == "cpu" and 0 or fast, slow, 0
+end
+
+--- Bytes that stay of one shard: in the device's own memory, in the host's, in files.
+function M.kept(option, run, topology, inference)
+  if not runtime.knows(option) then return by_formulas(option, run, topology, inference or false) end
+  local device, host, files = runtime.bytes(option, run, topology.compute_device, inference or false)
+  if topology.compute_device == "cpu" then return 0, device + host, files end
+  return device, host, files
+end
+
 --- Storage of one shard of a run.
 function EmbeddingStorageEstimator:of_run(option, run)
-  local topology = self.topology
-  local out_bytes = data_bytes[option.output_dtype or option.data_type]
-  local input, output = io_bytes(option, run, topology, out_bytes)
-  local hbm, ddr = table_bytes(option, topology)
-  local cached = option.compute_kernel == "fused_uvm_caching" or option.compute_kernel == "quant_uvm_caching"
-  local ratio = cached and (option.cache_params and option.cache_params.load_factor or CACHE_RATIO) or nil
-  if cached then hbm = round(ddr * ratio) end
-  local fast = kept_bytes(option, run, hbm, ratio, self.is_inference)
-  local slow = kept_bytes(option, run, ddr, nil, self.is_inference)
-  if topology.compute_device == "cpu" then return { hbm = 0, ddr = slow + (self.is_inference and 0 or input + output), ssd = 0 } end
+  local topology, inference = self.topology, self.is_inference
+  local input, output = io_bytes(option, run, topology, data_bytes[option.output_dtype or option.data_type])
+  local hbm, ddr, ssd = M.kept(option, run, topology, inference)
+  if topology.compute_device == "cpu" then return { hbm = 0, ddr = ddr + (inference and 0 or input + output), ssd = ssd } end
   local peak = pipelines[self.pipeline_type]
-  local io = self.is_inference and 0 or peak(input, output, cached and input or 0, self.run_embedding_at_peak_memory)
-  return { hbm = fast + io, ddr = slow, ssd = 0 }
+  local io = inference and 0 or peak(input, output, is_cached(option) and input or 0, self.run_embedding_at_peak_memory)
+  return { hbm = hbm + io, ddr = ddr, ssd = ssd }
 end
 
 --- Fill the storage of all runs of options.
@@ -120,6 +135,7 @@ function EmbeddingStorageEstimator:estimate(options)
 end
 
 kinds.methods(EmbeddingStorageEstimator, { of_run = "option: option_with_ids, run: run", estimate = "options: options_with_ids" })
-signature.check("plan.storage.", M, { batch_counts = "option: option_with_ids", optimizer_multiplier = "optimizer: string?, dim: number" })
+signature.check("plan.storage.", M, { batch_counts = "option: option_with_ids",
+  kept = "option: option_with_ids, run: run, topology: Topology, inference: boolean?" })
 
 return M

@@ -32,6 +32,17 @@ static void pages_free(void *p, int64_t bytes)
 static int64_t rows_of(const peri__cache *c) { return peri__max(c->rows, 1); }
 static int64_t slots_of(const peri__cache *c) { return peri__max(c->slots, 1); }
 
+/** Sets of a cache; 0: none. */
+static int64_t sets_of(int64_t rows, int64_t slots, int32_t ways) { return slots == rows || ways == 0 ? 0 : (slots + ways - 1) / ways; }
+
+int64_t peri__cache_bytes(int64_t rows, int64_t slots, int32_t ways, int32_t algorithm)
+{
+    bool counts = algorithm == PERI__LFU && slots != rows;
+    const peri__cache *c = NULL;
+    return rows * ((int64_t)sizeof *c->place + counts) + slots * (int64_t)sizeof *c->slot +
+           sets_of(rows, slots, ways) * (int64_t)sizeof *c->full;
+}
+
 peri_status peri__cache_new(int64_t rows, int64_t slots, int32_t ways, int32_t algorithm, peri__cache **out)
 {
     PERI_ASSERT(slots <= rows && slots < (int64_t)PERI__WANTED && ways >= 0);
@@ -41,7 +52,7 @@ peri_status peri__cache_new(int64_t rows, int64_t slots, int32_t ways, int32_t a
     c->slots = (int32_t)slots;
     c->algorithm = algorithm;
     c->whole = slots == rows;
-    c->sets = c->whole || ways == 0 ? 0 : (int32_t)((slots + ways - 1) / ways);
+    c->sets = (int32_t)sets_of(rows, slots, ways);
     c->listed = !c->whole && !c->sets;
     bool counts = algorithm == PERI__LFU && !c->whole;
     c->place = pages_new(rows_of(c) * (int64_t)sizeof *c->place, slots > rows / 16);

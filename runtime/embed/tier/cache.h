@@ -72,6 +72,8 @@ typedef struct peri__cache {
 /** @rows >= @slots >= 1 (or both 0). @ways: slots of a set, or one less where they do not come out even; 0: no sets. @out new. */
 peri_status peri__cache_new(int64_t rows, int64_t slots, int32_t ways, int32_t algorithm, peri__cache **out);
 void peri__cache_free(peri__cache *c);
+/** Bytes of what such a cache keeps about its rows and slots. */
+int64_t peri__cache_bytes(int64_t rows, int64_t slots, int32_t ways, int32_t algorithm);
 
 /** Begin to resolve a batch. */
 void peri__cache_begin(peri__cache *c);

@@ -37,8 +37,6 @@ static int64_t available_memory(void)
 static peri_status check_params(const peri_tbe_config *c)
 {
     static const char *const f = "peri_tbe_new";
-    if (c->optimizer.kind == PERI_TBE_NONE)
-        return peri__fail(PERI_EINVAL, "%s: cached tables need a fused optimizer: dense gradients would be as large as they are", f);
     for (int64_t i = 0; i < c->n_tables; i++) {
         const peri_cache_params *p = &c->caches[i];
         const char *name = c->tables[i].name ? c->tables[i].name : "";
@@ -73,6 +71,43 @@ static peri_status memory_for_caches(peri_device *device, int64_t reserved, int6
     return PERI_OK;
 }
 
+/** Rows of the cache of table @i, as its load_factor says. */
+static int64_t slots_of(const peri_tbe_config *c, int64_t i)
+{
+    int64_t rows = c->tables[i].rows;
+    if (rows <= 0) return 0;
+    /* Rounding up must not turn 0.2 * 50 into 11. */
+    int64_t slots = peri__max(1, peri__min(rows, (int64_t)ceil((double)rows * c->caches[i].load_factor - 1e-9 * (double)rows)));
+    return peri__min(slots, (int64_t)PERI__WANTED / 2);
+}
+
+static int32_t ways_of(const peri_cache_params *p, bool apart)
+{
+    return p->ways != PERI_CACHE_WAYS_DEFAULT ? p->ways : apart ? DEVICE_WAYS : 0;
+}
+
+static int32_t algorithm_of(const peri_cache_params *p) { return p->algorithm == PERI_CACHE_LFU ? PERI__LFU : PERI__LRU; }
+
+peri_status peri__tier_bytes(const peri_tbe_config *c, int64_t i, bool apart, int64_t *slots, double *host, double *files)
+{
+    const peri_table_config *t = &c->tables[i];
+    PERI_TRY(check_params(c));
+    *slots = slots_of(c, i);
+    peri__state states[PERI__STATES];
+    peri__row_header h = {.rows = t->rows, .cols = t->cols};
+    int32_t n = peri__states_of(c->dtype, &c->optimizer, states);
+    for (int32_t k = 0; k < n; k++) {
+        if (states[k].geometry != PERI_STATE_FULL && states[k].geometry != PERI_STATE_ROW) continue;
+        int32_t bytes = (int32_t)peri_dtype_size(states[k].dtype);
+        h.part_bytes[h.n_parts++] = states[k].geometry == PERI_STATE_ROW ? -bytes : bytes;
+    }
+    double records = (double)t->rows * (double)peri__row_record_bytes(&h);
+    *(apart && !c->caches[i].directory ? host : files) += records;
+    *host += (double)peri__row_map_bytes(t->rows) +
+             (double)peri__cache_bytes(t->rows, *slots, ways_of(&c->caches[i], apart), algorithm_of(&c->caches[i]));
+    return PERI_OK;
+}
+
 peri_status peri__tier_slots(const peri_tbe_config *c, int64_t **out)
 {
     PERI_TRY(check_params(c));
@@ -82,10 +117,8 @@ peri_status peri__tier_slots(const peri_tbe_config *c, int64_t **out)
     int64_t reserved = 0;
     for (int64_t i = 0; i < c->n_tables; i++) {
         const peri_table_config *t = &c->tables[i];
-        if (t->rows <= 0) continue;
-        /* Rounding up must not turn 0.2 * 50 into 11. */
-        slots[i] = peri__max(1, peri__min(t->rows, (int64_t)ceil((double)t->rows * c->caches[i].load_factor - 1e-9 * (double)t->rows)));
-        slots[i] = peri__min(slots[i], (int64_t)PERI__WANTED / 2);
+        slots[i] = slots_of(c, i);
+        if (slots[i] == 0) continue;
         wanted += (double)slots[i] * (double)t->cols * (double)peri_dtype_size(c->dtype) * peri__tbe_copies(&c->optimizer);
         reserved = peri__max(reserved, c->caches[i].reserved_memory);
     }
@@ -137,9 +170,8 @@ static peri_status open_table(peri__tier *tier, const peri_tbe_config *c, int64_
         *available -= want.rows * want.record_bytes;
         tier->in_memory = true;
     }
-    int32_t ways = c->caches[i].ways != PERI_CACHE_WAYS_DEFAULT ? c->caches[i].ways : tier->direct ? 0 : DEVICE_WAYS;
-    PERI_TRY(peri__cache_new(config->rows, tier->tbe->layout[i].rows, ways,
-                             c->caches[i].algorithm == PERI_CACHE_LFU ? PERI__LFU : PERI__LRU, &t->cache));
+    PERI_TRY(peri__cache_new(config->rows, tier->tbe->layout[i].rows, ways_of(&c->caches[i], !tier->direct),
+                             algorithm_of(&c->caches[i]), &t->cache));
     t->payload = PERI_CACHE_RECORD_HEAD;
     for (int32_t p = 0; p < tier->n_parts; p++) t->payload += tier->part[p].bytes * (tier->part[p].row ? 1 : config->cols);
     return PERI_OK;

@@ -147,6 +147,18 @@ PERI_API peri_status peri_tbe_optimizer_default(int32_t kind, peri_tbe_optimizer
 PERI_API const char *peri_tbe_optimizer_name(int32_t kind);
 /** Allocate and initialise the tables. @out new. */
 PERI_API peri_status peri_tbe_new(const peri_tbe_config *config, peri_tbe **out);
+
+/** Bytes of weights, of what optimizers keep for them, and of caches, by where they lie. */
+typedef struct peri_tbe_bytes {
+    int64_t device; /* in the memory of the tables' device */
+    int64_t host;   /* in the host's: rows that are mapped or behind a cache of a device with a memory of its own; what caches know of rows */
+    int64_t files;  /* in files: rows behind a cache */
+} peri_tbe_bytes;
+
+/** What peri_tbe_new would keep for the tables of @config, which it is not told to make: the same sizes, from the same functions. Planners
+ *  ask it. @apart: the tables' device has a memory of its own; config->device is not looked at and may be NULL. Caches have as many rows
+ *  as load_factor says. Errors are those of peri_tbe_new, but for memory that is short. */
+PERI_API peri_status peri_tbe_bytes_of(const peri_tbe_config *config, bool apart, peri_tbe_bytes *out);
 PERI_API void peri_tbe_retain(peri_tbe *tbe);
 /** Give up a reference; queued work still runs. NULL is fine. */
 PERI_API void peri_tbe_release(peri_tbe *tbe);

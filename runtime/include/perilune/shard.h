@@ -133,6 +133,10 @@ typedef struct peri_sharded_config {
     const char *name;       /* of the module, for messages; NULL: it has none; copied */
 } peri_sharded_config;
 
+/** Whether modules can shard and keep @table like that: its sharding_type, compute_kernel, dtype, cache and mapped, trained (with the
+ *  compute kernel fused) by @optimizer. Planners ask it. Errors are those of peri_sharded_new: PERI_EUNSUPPORTED names what is allowed. */
+PERI_API peri_status peri_sharded_table_check(const peri_sharded_table *table, const peri_tbe_optimizer *optimizer);
+
 /** Allocate and initialise this rank's shards. Collective: all members with the same configuration and plan; every exchange compares them,
  *  with the learning rates of that moment, and PERI_EMISMATCH says on all ranks what differs on which. (Not compared: the algorithm of
  *  caches, how much memory they leave, and where their files are.) Does not communicate. Errors name the table. @out new. */

@@ -1,0 +1,203 @@
+-- Memory of plans is what the runtime allocates, and plans propose nothing that it refuses: every optimizer, data type, sharding type and
+-- compute kernel, made on the ranks of a sim world and looked at.
+-- cuda: always
+local peri = require "perilune"
+local sim = require "perilune.dist.sim"
+local tbes = require "perilune.embed.tbe"
+local config = require "perilune.embed.config"
+local storage = require "perilune.plan.storage"
+local runtime = require "perilune.plan.runtime"
+local enumerators = require "perilune.plan.enumerators"
+local planners = require "perilune.plan.planner"
+local plan = peri.plan
+
+local RANKS, LOCAL, ROWS, DIM = 4, 2, 52, 16
+local PADDING = 64 -- bytes at most that a state's table is padded by
+local kernels = { "fused", "fused_uvm_caching", "dense" }
+local all = { "table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise", "grid_shard", "data_parallel" }
+local bytes_of = { FP32 = 4, FP16 = 2, BF16 = 2 }
+local dtype_bytes = { f32 = 4, f16 = 2, bf16 = 2, i64 = 8 }
+
+local everything = { sharding_types = function() return all end, compute_kernels = function() return kernels end }
+local devices = { "cpu" }
+if os.getenv "PERI_OPAQUE_DEVICE" == "cuda_host" then devices[2] = "opaque" end
+
+--- Ways to shard a table that a planner offers under an optimizer, as options by "type kernel".
+local function offered(optimizer, data_type)
+  local constraints = { t = plan.ParameterConstraints { sharding_types = all, compute_kernels = kernels, min_partition = 8 } }
+  local topology = plan.Topology { world_size = RANKS, local_world_size = LOCAL }
+  local tables = { { name = "t", num_embeddings = ROWS, embedding_dim = DIM, feature_names = { "f" }, data_type = data_type } }
+  local enumerator = enumerators.EmbeddingEnumerator { topology = topology, constraints = constraints, sharder = everything,
+    batch_size = 4, estimators = {} }
+  local ok, list = pcall(enumerator.enumerate, enumerator, { { path = "", kind = "EmbeddingBagCollection", tables = tables,
+    optimizer = optimizer } })
+  local out = {}
+  for _, o in ipairs(ok and list or {}) do out[o.sharding_type .. " " .. o.compute_kernel] = o end
+  return out, topology
+end
+
+--- Ranks of an option's shards: all, one after the other from 0 on.
+local function places_of(option)
+  local ranks = {}
+  for k = 1, option.num_shards do ranks[k] = (k - 1) % RANKS end
+  if option.sharding_type == "table_row_wise" or option.sharding_type == "table_column_wise" then
+    for k = 1, option.num_shards do ranks[k] = (k - 1) % LOCAL end
+  end
+  return ranks
+end
+
+local function module_of(group, way, entry, optimizer, data_type)
+  local tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = ROWS, embedding_dim = DIM, feature_names = { "f" },
+    data_type = data_type } }
+  return peri.shard.ShardedEmbeddingBagCollection { tables = tables, plan = plan.ShardingPlan({ [""] = { t = entry } }).plan[""],
+    group = group, fused_params = config.usual_params(optimizer), device = way.device }
+end
+
+--- Bytes that the tables of this rank take, and their states: rows of caches in the place of the tables', which know which row they have
+--- if they are rounded.
+local function allocated(pieces, data_type)
+  local bytes, states = 0, 0
+  for _, piece in ipairs(pieces) do
+    local slots = piece.cached and piece.cache_statistics().slots
+    bytes = bytes + (slots and data_type ~= "FP32" and 8 * slots or 0)
+    for _, name in ipairs(piece.names()) do
+      local shape = piece.shape(name)
+      local numbers = (shape[2] or 1) * (slots or shape[1])
+      local size = slots and (name == "weight" and bytes_of[data_type] or name == "prev_iter" and 8 or 4)
+        or dtype_bytes[piece.state(name):dtype()]
+      bytes, states = bytes + numbers * size, states + 1
+    end
+  end
+  return bytes, states
+end
+
+local function check_way(way, option, topology, optimizer, data_type)
+  local ranks = option.partition_by == "uniform" or places_of(option)
+  local entry = planners.entry(option, ranks == true and true or ranks, topology)
+  sim.run(RANKS, function(_, world)
+    local module = module_of(world, way, entry, optimizer, data_type)
+    local bytes, states = allocated(module:local_shards(), data_type)
+    local said, k = 0, 0
+    for _, run in ipairs(option.runs) do
+      for _ = 1, run.n do
+        local rank = ranks == true and k or ranks[k + 1]
+        if rank == world:rank() then said = said + runtime.bytes(option, run, way.compute_device) end
+        k = k + 1
+      end
+    end
+    local more = said - bytes
+    -- of a dense table the module has the weights only; its optimizer's states are the dense part's
+    assert(more >= 0 and (more < PADDING * states + 1 or option.compute_kernel == "dense"),
+      ("%s %s %s %s on %s, rank %d: planned %d bytes, allocated %d"):format(optimizer, data_type, option.sharding_type,
+        option.compute_kernel, way.device, world:rank(), said, bytes))
+  end, { device = way.device, local_size = LOCAL })
+end
+
+for _, device in ipairs(devices) do
+  local way = { device = device, compute_device = device == "cpu" and "cpu" or "cuda" }
+  describe("plans on " .. device, function()
+    for _, data_type in ipairs { "FP32", "FP16", "BF16" } do
+      it("count for shards of " .. data_type .. " what the runtime allocates, and offer what it takes and nothing else", function()
+        for _, optimizer in ipairs(config.optimizers()) do
+          local options, topology = offered(optimizer, data_type)
+          for _, kind in ipairs(all) do
+            for _, kernel in ipairs(kernels) do
+              local option = options[kind .. " " .. kernel]
+              if option then check_way(way, option, topology, optimizer, data_type)
+              else
+                local ok, err = pcall(sim.run, RANKS, function(_, world)
+                  module_of(world, way, plan.ParameterSharding { sharding_type = kind, compute_kernel = kernel,
+                    ranks = (kind == "table_row_wise" or kind == "table_column_wise") and { 0, 1 }
+                      or kind == "grid_shard" and { 0, 1, 2, 3 } or nil }, optimizer, data_type)
+                end, { device = way.device, local_size = LOCAL })
+                assert(not ok, ("%s %s %s %s is left out, and the runtime takes it"):format(optimizer, data_type, kind, kernel))
+                assert.is_string(tostring(err))
+              end
+            end
+          end
+        end
+      end)
+    end
+  end)
+end
+
+describe("memory of plans", function()
+  it("is that of table batches, byte for byte: with what else fused_params say, mapped, and rows of bytes", function()
+    local counted = { counter_weight_decay_mode = "l2", counter_halflife = 4, learning_rate_mode = "tail_id_lr_increase" }
+    local more = { { optimizer = "adam", use_rowwise_bias_correction = true }, { optimizer = "rowwise_adagrad", weight_decay = 0.1,
+      weight_decay_mode = "counter", counter_based_regularization = counted },
+      { optimizer = "sgd" }, { optimizer = "none" } }
+    for _, params in ipairs(more) do
+      for _, data_type in ipairs(params.optimizer == "none" and { "INT8", "FP8", "INT4", "INT2" } or { "FP32", "BF16" }) do
+        for _, cols in ipairs { 4, 20 } do
+          local option = plan.ShardingOption { path = "", name = "t", rows = 33, dim = cols, sharding_type = "table_wise", runs = {},
+            input_lengths = { 1 }, num_poolings = { 1 }, batch_sizes = { 1 }, data_type = data_type,
+            compute_kernel = "fused", optimizer = params.optimizer,
+            fused_params = params }
+          local batch = tbes.new { tables = { { name = "t", rows = 33, cols = cols } }, fused_params = params,
+            data_type = config.table_types[data_type], device = "cpu" }
+          local s = batch:statistics()
+          local device, host, files = runtime.bytes(option, { n = 1, rows = 33, cols = cols,
+            row_offset = 0, col_offset = 0 }, "cpu")
+          assert.same({ s.weight_bytes + s.state_bytes, 0, 0 }, { device, host, files }, params.optimizer .. " " .. data_type)
+          batch:release()
+        end
+      end
+    end
+  end)
+
+  it("of 16-bit tables has states of 32 bits: the estimator's bytes grow by 4 a number for each state", function()
+    local topology = plan.Topology { world_size = 1, compute_device = "cuda" }
+    local function kept(optimizer, data_type, kernel)
+      local o = plan.ShardingOption { path = "", name = "t", rows = 1e6, dim = 64, data_type = data_type, sharding_type = "table_wise",
+        compute_kernel = kernel or "fused", optimizer = optimizer, input_lengths = { 1 }, num_poolings = { 1 }, batch_sizes = { 1 },
+        is_pooled = true, is_weighted = false, runs = { { n = 1, rows = 1e6, cols = 64, row_offset = 0, col_offset = 0 } } }
+      return storage.kept(o, o.runs[1], topology)
+    end
+    assert.same({ 64e6 * (2 + 4 + 4), 0, 0 }, { kept("adam", "BF16") })
+    assert.same({ 64e6 * (2 + 4) + 4e6, 0, 0 }, { kept("partial_rowwise_lamb", "FP16") })
+    assert.same({ 64e6 * 2 + 64 * 64 * 4, 0, 0 }, { kept("shampoo", "FP16") })
+    assert.same({ 64e6 * 4 + 12e6, 0, 0 }, { kept("rowwise_rmsprop_ar", "FP32") })
+    assert.same({ 64 * 64 * 4, 64e6 * 2, 0 }, { kept("shampoo", "FP16", "fused_uvm") }) -- only what has rows is mapped
+    local device, host = kept("adagrad", "FP32", "fused_uvm_caching")
+    assert.equal(0.2 * 64e6 * 8, device)
+    assert.is_true(host > 64e6 * 8 and host < 1.1 * 64e6 * 8)
+  end)
+end)
+
+describe("a planner", function()
+  local function planner_of(optimizer, constraint)
+    local model = plan.describe.of { tables = { { name = "t", num_embeddings = 1e6, embedding_dim = 64, data_type = "BF16" } },
+      optimizer = optimizer }
+    return plan.EmbeddingShardingPlanner { topology = plan.Topology { world_size = 4, compute_device = "cuda", hbm_cap = 0.7e9 },
+      sharder = plan.perilune_sharder, constraints = { t = constraint },
+      storage_reservation = plan.FixedPercentageStorageReservation { percentage = 0 } }, model
+  end
+
+  it("refuses with TorchRec's estimates, too, what memory does not hold", function()
+    local whole = { sharding_types = { "table_wise" }, compute_kernels = { "fused" } }
+    local planner, model = planner_of("adam", whole)
+    assert.is_truthy(planner:plan(model)) -- 640 MB
+    planner, model = planner_of("adam", whole)
+    planner.topology.devices = peri.util.map(planner.topology.devices, function(d)
+      return { rank = d.rank, hbm = 0.5e9, ddr = d.ddr, ssd = d.ssd }
+    end)
+    assert.error_matches(function() planner:plan(model) end, "none of 1 proposals? fits")
+  end)
+
+  it("proposes nothing that an optimizer forbids, says so among its reasons, and names it where nothing is left", function()
+    local planner, model = planner_of "shampoo"
+    planner:plan(model)
+    for _, o in ipairs(planner.last.space) do
+      assert.is_true(o.sharding_type == "table_wise" or o.sharding_type:match "column_wise" ~= nil, tostring(o))
+    end
+    local found
+    for _, other in ipairs(plan.reasons.of(planner, model)[1].others) do
+      found = found or other.option == "row_wise fused" and other.kind == "optimizer" and other.text
+    end
+    assert.matches("shampoo needs all rows of its columns on one rank", tostring(found))
+    planner, model = planner_of("shampoo", { sharding_types = { "row_wise" } })
+    assert.error_matches(function() planner:plan(model) end,
+      "table 't' .* no way to train it with shampoo .*row_wise.*shampoo needs all rows")
+  end)
+end)
