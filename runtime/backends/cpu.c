@@ -191,7 +191,7 @@ static peri_status cpu_alloc(void *device, void *stream, int64_t bytes, void **o
     int64_t rounded;
     int c = class_of(bytes, &rounded);
     void *p = NULL;
-    if (!host->fault(3 /* device_alloc */)) {
+    if (!host->fault(PERI_FAULT_device_alloc)) {
         if (PLAIN_HEAP) {
             if (posix_memalign(&p, 64, (size_t)(bytes ? bytes : 1)) != 0) p = NULL;
         } else {

@@ -299,7 +299,7 @@ static peri_status opaque_alloc(void *device, void *on, int64_t bytes, void **ou
     (void)device, (void)on;
     int64_t need = pages(bytes);
     char *p = NULL;
-    if (!host->fault(3 /* device_alloc */)) {
+    if (!host->fault(PERI_FAULT_device_alloc)) {
         pthread_mutex_lock(&dev.lock);
         p = take_hole(need);
         if (!p && dev.end - dev.top >= need) p = dev.top, dev.top += need;

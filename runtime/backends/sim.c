@@ -16,8 +16,6 @@
 static const peri_plugin_host *host;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-enum { FAULT_COLL_DROP = 1, FAULT_COLL_STALL = 2 }; /* places in base/fault.def */
-
 typedef struct sim_group sim_group;
 
 typedef struct sim_world {
@@ -484,11 +482,11 @@ static peri_status post_locked(sim_member *m, const peri_coll_op *posted, sim_re
     *r = (sim_request){.group = g, .rank = m->rank, .own = *posted};
     const sim_group *bad = broken(g);
     if (bad) return PERI_HOST_FAIL(host, bad->failed, "%s", bad->message);
-    if (host->fault(FAULT_COLL_DROP)) {
+    if (host->fault(PERI_FAULT_coll_drop)) {
         g->lossy = true;
         return PERI_OK;
     }
-    r->stalled = host->fault(FAULT_COLL_STALL);
+    r->stalled = host->fault(PERI_FAULT_coll_stall);
     sim_op *op = op_of(g, posted);
     if (!op) return PERI_ENOMEM;
     if (op->has[m->rank])

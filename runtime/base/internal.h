@@ -5,6 +5,8 @@
 #ifndef PERI_BASE_INTERNAL_H
 #define PERI_BASE_INTERNAL_H
 
+#include "fault.h"
+
 #include <perilune/base.h>
 #include <pthread.h>
 #include <stdarg.h>
@@ -119,12 +121,6 @@ static inline uint64_t peri__hash_mix(uint64_t hash, uint64_t value)
 
 /* -- fault points -------------------------------------------------------------------------------------------------------------- */
 
-enum {
-#define FAULT(name, text) PERI_FAULT_##name,
-#include "fault.def"
-#undef FAULT
-    PERI_FAULT_COUNT
-};
 /** True when this passage of the fault point must fail. */
 bool peri__fault(int32_t point);
 

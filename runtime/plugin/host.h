@@ -6,6 +6,8 @@
 #ifndef PERI_PLUGIN_HOST_H
 #define PERI_PLUGIN_HOST_H
 
+#include "../base/fault.h"
+
 #include <perilune/base.h>
 
 enum { PERI_PLUGIN_HOST_ABI = 1 };
@@ -29,7 +31,7 @@ typedef struct peri_plugin_host {
     void (*parallel_for)(int64_t n, int64_t grain, void (*fn)(void *ctx, int64_t begin, int64_t end), void *ctx);
     /* CPU kernels of the chosen instruction set, no entry NULL. */
     const struct peri_kernels *(*kernels)(void);
-    /* True when this passage of a fault point (base/fault.def order) must fail. */
+    /* True when this passage of a fault point (PERI_FAULT_*) must fail. */
     bool (*fault)(int32_t point);
     int64_t (*time_ns)(void);
     void (*pause)(int64_t round);

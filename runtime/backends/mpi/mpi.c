@@ -21,11 +21,6 @@
 #include <sched.h>
 #include <string.h>
 
-enum {
-    FAULT_COLL_DROP = 1, /* places in base/fault.def */
-    FAULT_COLL_STALL = 2
-};
-
 static void unlist(mpi_request *r)
 {
     if (r->previous) r->previous->next = r->next;
@@ -162,8 +157,8 @@ static peri_status mpi_post(void *group, const peri_coll_op *op, void **request)
     if (!r) return PERI_ENOMEM;
     r->op = *op;
     r->status = PERI_PENDING;
-    r->dropped = peri__mpi_host->fault(FAULT_COLL_DROP);
-    r->stalled = peri__mpi_host->fault(FAULT_COLL_STALL);
+    r->dropped = peri__mpi_host->fault(PERI_FAULT_coll_drop);
+    r->stalled = peri__mpi_host->fault(PERI_FAULT_coll_stall);
     if (!r->dropped) peri__mpi_remember(g, op);
     r->next = g->active;
     if (g->active) g->active->previous = r;
