@@ -19,6 +19,15 @@ static void where_text(char *text, size_t len, const char *table, const char *fe
     else snprintf(text, len, "table '%.120s', sample %lld", table ? table : "?", (long long)sample);
 }
 
+/** The words for inverse indices that name no row of a feature. */
+static peri_status inverse_status(const char *function, const char *feature, const peri_k_tbe_report *r)
+{
+    char allowed[64] = "but the feature has no bags";
+    if (r->rows > 0) snprintf(allowed, sizeof allowed, "allowed: 0..%lld, or -1 for zeros", (long long)r->rows - 1);
+    return peri__fail(PERI_ERANGE, "%s: feature '%.120s', sample %lld: inverse index %lld, %s (%lld such indices)", function,
+                      feature ? feature : "?", (long long)r->sample, (long long)r->id, allowed, (long long)r->bad_ids);
+}
+
 /** @table, @feature: names, or NULL. */
 static peri_status status_of(const char *function, int32_t mode, const char *table, const char *feature, const peri_k_tbe_report *r)
 {
@@ -43,6 +52,7 @@ peri_status peri__tbe_status(const peri_tbe *tbe, const char *function, const pe
 {
     if (!r->bad_ids && !r->bad_bags) return PERI_OK;
     const char *table = r->table >= 0 && r->table < tbe->n_tables ? tbe->tables[r->table].name : NULL;
+    if (tbe->of_inverse && !r->bad_bags) return inverse_status(function, table, r);
     const char *feature = r->feature >= 0 && r->feature < tbe->n_features ? tbe->features[r->feature] : NULL;
     return status_of(function, tbe->bounds_check, table, feature, r);
 }

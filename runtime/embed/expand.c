@@ -55,6 +55,7 @@ static peri_status as_tables(const peri_tbe_expand_args *a, peri_tbe **tbe, peri
     }
     peri_tbe_config config = {.device = peri__device(a->pooled), .dtype = PERI_F32, .n_tables = a->features, .tables = tables};
     PERI_TRY_GOTO(peri__tbe_over(&config, a->pooled, tbe), out);
+    (*tbe)->of_inverse = true;
     status = peri_tbe_blocks_new(*tbe, list, a->features, blocks);
     if (status < 0) {
         peri_tbe_release(*tbe);

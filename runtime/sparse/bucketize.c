@@ -242,7 +242,8 @@ peri_status peri_kjt_bucketize(peri_kjt *k, const peri_bucket_args *a, peri_kjt 
     PERI_TRY(peri__bags_offsets(&k->bags));
     plan p = {0};
     peri_bucket_result r = {0};
-    peri__kjt_parts parts = {.stride = k->stride, .ranks = k->ranks, .longest = -1, .trusted = true};
+    peri__kjt_parts parts = {.stride = k->stride, .ranks = k->ranks, .inverse_keys = k->inverse_keys, .inverse = k->inverse,
+                             .longest = -1, .trusted = true};
     int64_t *per_rank = NULL;
     const peri_tensor *lengths = k->bags.lengths ? k->bags.lengths : k->bags.offsets;
     peri_status status;

@@ -176,6 +176,7 @@ struct peri_kjt {
     int64_t *lengths_offset_per_key;  /* keys + 1 */
     peri_keys *inverse_keys;          /* or NULL, like inverse */
     peri_tensor *inverse;
+    peri__report *inverse_report; /* the check of the inverse indices on its way, or NULL */
     bool synced; /* the next two are valid */
     int64_t *length_per_key;  /* keys */
     int64_t *offset_per_key;  /* keys + 1 */
@@ -207,6 +208,12 @@ typedef struct peri__kjt_parts {
 } peri__kjt_parts;
 
 peri_status peri__kjt_adopt(const peri__kjt_parts *parts, peri_kjt **out);
+/** The inverse indices of the keys at positions @index[n] (repeats allowed), with their names: both NULL if @k has none, else new; they
+ *  have no rows if none of these keys has inverse indices. */
+peri_status peri__inverse_select(const peri_kjt *k, const int32_t *index, int32_t n, peri_keys **keys, peri_tensor **inverse);
+/** Queue the check of the inverse indices, where the host cannot look itself; judge its report, or look. */
+peri_status peri__inverse_post(peri_kjt *k);
+peri_status peri__inverse_judge(peri_kjt *k);
 /** A jt of tensors that are known to be well formed, all retained; either of lengths and offsets may be NULL. */
 peri_status peri__jt_adopt(peri_tensor *values, peri_tensor *weights, peri_tensor *lengths, peri_tensor *offsets, peri_jt **out);
 

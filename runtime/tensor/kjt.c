@@ -52,6 +52,7 @@ void peri_kjt_release(peri_kjt *k)
     peri_tensor_release(k->weights);
     peri_tensor_release(k->inverse);
     peri__bags_fini(&k->bags);
+    peri__report_return(k->inverse_report);
     peri__free(k->host);
     peri__object_count(-1);
     peri__free(k);
@@ -334,6 +335,7 @@ peri_status peri_kjt_sync_post(peri_kjt *k)
     if (k->synced || k->bags.report) return PERI_OK;
     peri_tensor *bounds = NULL;
     int64_t n = k->keys->count + 1;
+    PERI_TRY(peri__inverse_post(k));
     if (k->ranks > 0) PERI_TRY(peri__upload_i64(peri__device(k->values), k->lengths_offset_per_key, n, &bounds));
     peri_status status = peri__bags_post(&k->bags, bounds, k->stride, n);
     peri_tensor_release(bounds);
@@ -344,6 +346,7 @@ peri_status peri_kjt_sync_post(peri_kjt *k)
 static peri_status finish(peri_kjt *k)
 {
     peri_status status = peri__bags_judge(&k->bags, "peri_kjt_sync", bag_text, k);
+    if (status >= 0) status = peri__inverse_judge(k);
     const int64_t *at = k->bags.report->words + PERI_REPORT_HEADER;
     if (status >= 0) {
         int64_t n = k->keys->count;
@@ -352,7 +355,8 @@ static peri_status finish(peri_kjt *k)
         k->synced = true;
     }
     peri__report_return(k->bags.report);
-    k->bags.report = NULL;
+    peri__report_return(k->inverse_report);
+    k->bags.report = k->inverse_report = NULL;
     return status;
 }
 
@@ -362,6 +366,7 @@ peri_status peri_kjt_sync_test(peri_kjt *k)
     if (k->synced) return PERI_OK;
     PERI_TRY(peri_kjt_sync_post(k));
     peri_status status = peri__report_test(k->bags.report);
+    if (status == PERI_OK && k->inverse_report) status = peri__report_test(k->inverse_report);
     return status == PERI_OK ? finish(k) : status;
 }
 
@@ -371,6 +376,7 @@ peri_status peri_kjt_sync(peri_kjt *k)
     if (k->synced) return PERI_OK;
     PERI_TRY(peri_kjt_sync_post(k));
     PERI_TRY(peri__report_wait(k->bags.report));
+    if (k->inverse_report) PERI_TRY(peri__report_wait(k->inverse_report));
     return finish(k);
 }
 
@@ -408,31 +414,9 @@ peri_status peri_kjt_longest(peri_kjt *k, int64_t *out)
     return PERI_OK;
 }
 
-/* -- checking everything ----------------------------------------------------------------------------------------------------------- */
-
-/** Inverse indices name rows of their keys. Reads them back: a check on demand. */
-static peri_status validate_inverse(peri_kjt *k)
-{
-    int64_t n = peri__numel(k->inverse), size = n * peri_dtype_size(k->inverse->dtype), batch = k->inverse->shape[1];
-    char *host = peri__alloc((size_t)peri__max(size, 1));
-    if (!host) return PERI_ENOMEM;
-    peri_status status = peri_tensor_read(k->inverse, host, size);
-    for (int64_t i = 0; i < n && status >= 0; i++) {
-        int64_t row = k->inverse->dtype == PERI_I32 ? ((int32_t *)host)[i] : ((int64_t *)host)[i];
-        const char *name = k->inverse_keys->names[i / batch];
-        int64_t rows = k->stride_per_key[peri_keys_find(k->keys, name)];
-        if (row < 0 || row >= rows)
-            status = peri__fail(PERI_ERANGE, "peri_kjt_validate: key '%.200s', sample %lld: inverse index %lld, allowed: 0..%lld", name,
-                                (long long)(i % batch), (long long)row, (long long)rows - 1);
-    }
-    peri__free(host);
-    return status;
-}
-
 peri_status peri_kjt_validate(peri_kjt *k)
 {
     PERI_NEED(k);
     peri_kjt_unsync(k);
-    PERI_TRY(peri_kjt_sync(k));
-    return k->inverse ? validate_inverse(k) : PERI_OK;
+    return peri_kjt_sync(k);
 }

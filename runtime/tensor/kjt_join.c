@@ -285,7 +285,8 @@ peri_status peri_kjt_copy(peri_kjt *dst, peri_kjt *src)
     if (dst->bags.offsets) PERI_TRY(peri__bags_offsets(&src->bags));
     peri_kjt_unsync(dst); /* also when a copy below fails half-way */
     peri__report_return(dst->bags.report);
-    dst->bags.report = NULL;
+    peri__report_return(dst->inverse_report);
+    dst->bags.report = dst->inverse_report = NULL;
     PERI_TRY(peri_tensor_copy(dst->values, src->values));
     if (dst->weights) PERI_TRY(peri_tensor_copy(dst->weights, src->weights));
     if (dst->inverse) PERI_TRY(peri_tensor_copy(dst->inverse, src->inverse));
@@ -332,6 +333,7 @@ peri_status peri_kjt_empty_like(peri_kjt *k, peri_device *device, peri_kjt **out
     PERI_TRY_GOTO(peri__room(k->values, device, &p.values), out);
     PERI_TRY_GOTO(peri__room(k->weights, device, &p.weights), out);
     PERI_TRY_GOTO(peri__room(k->inverse, device, &p.inverse), out);
+    if (p.inverse) PERI_TRY_GOTO(peri__tensor_zero(p.inverse), out);
     PERI_TRY_GOTO(peri__room(k->bags.lengths, device, &p.lengths), out);
     PERI_TRY_GOTO(peri__tensor_zero(p.lengths), out);
     status = peri__kjt_adopt(&p, out);

@@ -49,8 +49,8 @@ peri_status peri_kjt_permute(peri_kjt *k, const int32_t *indices, int32_t n, per
     peri__rows_plan ids = {0}, bags = {0};
     peri__kjt_parts p = parts_of(k);
     peri_device *device = peri__kjt_device(k);
-    peri_tensor *values = NULL, *weights = NULL, *lengths = NULL;
-    peri_keys *keys = NULL;
+    peri_tensor *values = NULL, *weights = NULL, *lengths = NULL, *inverse = NULL;
+    peri_keys *keys = NULL, *inverse_keys = NULL;
     int64_t *sizes = permuted_sizes(k, indices, n);
     if (!sizes) return PERI_ENOMEM;
     peri_status status;
@@ -60,13 +60,14 @@ peri_status peri_kjt_permute(peri_kjt *k, const int32_t *indices, int32_t n, per
     PERI_TRY_GOTO(peri__rows_permute(k->bags.lengths, &bags, &lengths), out);
     PERI_TRY_GOTO(peri__rows_permute(k->values, &ids, &values), out);
     if (k->weights) PERI_TRY_GOTO(peri__rows_permute(k->weights, &ids, &weights), out);
+    PERI_TRY_GOTO(peri__inverse_select(k, indices, n, &inverse_keys, &inverse), out);
     p.keys = keys;
     p.values = values;
     p.weights = weights;
     p.lengths = lengths;
     p.offsets = NULL;
-    p.inverse_keys = NULL;
-    p.inverse = NULL;
+    p.inverse_keys = inverse_keys;
+    p.inverse = inverse;
     p.stride_per_key_per_rank = k->ranks ? sizes : NULL;
     p.length_per_key = sizes + (int64_t)n * k->ranks;
     p.longest = -1;
@@ -79,18 +80,32 @@ out:
     peri_tensor_release(values);
     peri_tensor_release(weights);
     peri_tensor_release(lengths);
+    peri_keys_release(inverse_keys);
+    peri_tensor_release(inverse);
     return status;
 }
 
 /* -- cutting -------------------------------------------------------------------------------------------------------------------- */
+
+/** The inverse indices of keys [begin, end), as peri__inverse_select. */
+static peri_status slice_inverse(const peri_kjt *k, int32_t begin, int32_t end, peri_keys **keys, peri_tensor **inverse)
+{
+    if (!k->inverse) return PERI_OK;
+    int32_t *index = peri__alloc(sizeof *index * (size_t)peri__max(1, end - begin));
+    if (!index) return PERI_ENOMEM;
+    for (int32_t i = begin; i < end; i++) index[i - begin] = i;
+    peri_status status = peri__inverse_select(k, index, end - begin, keys, inverse);
+    peri__free(index);
+    return status;
+}
 
 /** Keys [begin, end) as a kjt of views. */
 static peri_status slice_keys(peri_kjt *k, int32_t begin, int32_t end, peri_kjt **out)
 {
     peri__kjt_parts p = parts_of(k);
     if (begin == 0 && end == k->keys->count) return peri__kjt_adopt(&p, out);
-    peri_tensor *values = NULL, *weights = NULL, *lengths = NULL;
-    peri_keys *keys = NULL;
+    peri_tensor *values = NULL, *weights = NULL, *lengths = NULL, *inverse = NULL;
+    peri_keys *keys = NULL, *inverse_keys = NULL;
     int64_t first = k->offset_per_key[begin], last = k->offset_per_key[end];
     peri_status status;
     PERI_TRY_GOTO(peri__keys_slice(k->keys, begin, end, &keys), out);
@@ -98,13 +113,14 @@ static peri_status slice_keys(peri_kjt *k, int32_t begin, int32_t end, peri_kjt 
     if (k->weights) PERI_TRY_GOTO(peri_tensor_slice(k->weights, 0, first, last, 1, &weights), out);
     const int64_t *bags = k->lengths_offset_per_key;
     PERI_TRY_GOTO(peri_tensor_slice(k->bags.lengths, 0, bags[begin], bags[end], 1, &lengths), out);
+    PERI_TRY_GOTO(slice_inverse(k, begin, end, &inverse_keys, &inverse), out);
     p.keys = keys;
     p.values = values;
     p.weights = weights;
     p.lengths = lengths;
     p.offsets = NULL;
-    p.inverse_keys = NULL;
-    p.inverse = NULL;
+    p.inverse_keys = inverse_keys;
+    p.inverse = inverse;
     if (k->ranks) p.stride_per_key_per_rank += (int64_t)begin * k->ranks;
     p.length_per_key += begin;
     p.longest = -1;
@@ -114,6 +130,8 @@ out:
     peri_tensor_release(values);
     peri_tensor_release(weights);
     peri_tensor_release(lengths);
+    peri_keys_release(inverse_keys);
+    peri_tensor_release(inverse);
     return status;
 }
 

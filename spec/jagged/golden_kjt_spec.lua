@@ -1,6 +1,7 @@
 -- KeyedJaggedTensor against TorchRec's own results (spec/golden/ops/kjt), on both devices.
 --
--- One difference is on purpose: offsets have one entry more than there are bags also when there is no key at all (TorchRec: none).
+-- Two differences are on purpose: offsets have one entry more than there are bags also when there is no key at all (TorchRec: none); and
+-- permute and split keep the inverse indices of their keys, which TorchRec drops, so that no lookup of the result can be right.
 -- cuda: always
 local peri = require "perilune"
 local golden = require "spec.support.golden"
@@ -28,7 +29,20 @@ local function make(case, prefix, device, from)
   return KJT(a)
 end
 
-local function assert_is(case, prefix, kjt)
+--- The inverse indices of keys `names` as those of `whole` (a KJT that has some).
+local function assert_inverse_of(whole, names, kjt)
+  local known, rows, wanted, list = whole:inverse_indices(), {}, peri.util.index_of(names), {}
+  for i, name in ipairs(known[1]) do
+    if wanted[name] then list[#list + 1], rows[#rows + 1] = name, known[2]:to_table()[i] end
+  end
+  local got = kjt:inverse_indices()
+  assert.same(list, got[1])
+  assert.same(rows, got[2]:to_table())
+  assert.same({ #list, known[2]:size(2) }, got[2]:shape())
+end
+
+--- `whole`: the KJT of which kjt has some keys.
+local function assert_is(case, prefix, kjt, whole)
   local about = case.args[prefix]
   for _, name in ipairs { "keys", "stride", "stride_per_key", "length_per_key", "offset_per_key", "lengths_offset_per_key",
     "index_per_key" } do
@@ -42,7 +56,9 @@ local function assert_is(case, prefix, kjt)
   else assert.same({ 0 }, kjt:offsets():to_list()) end
   if case:has(prefix .. ".weights") then case:assert_near(prefix .. ".weights", kjt:weights())
   else assert.is_nil(kjt:weights_or_none()) end
-  if is_null(about.inverse_keys) then
+  if whole and whole:inverse_indices_or_none() then
+    assert_inverse_of(whole, kjt:keys(), kjt)
+  elseif is_null(about.inverse_keys) then
     assert.is_nil(kjt:inverse_indices_or_none())
   else
     assert.same(orderly(about.inverse_keys), kjt:inverse_indices()[1])
@@ -71,13 +87,15 @@ function checks.from_offsets_sync(case, device)
 end
 function checks.permute(case, device)
   for _, from in ipairs { "lengths", "offsets" } do
-    assert_is(case, "out.0", make(case, "in.0", device, from):permute(case.args.indices))
+    local whole = make(case, "in.0", device, from)
+    assert_is(case, "out.0", whole:permute(case.args.indices), whole)
   end
 end
 function checks.split(case, device)
-  local parts = make(case, "in.0", device):split(case.args.segments)
+  local whole = make(case, "in.0", device)
+  local parts = whole:split(case.args.segments)
   assert.equal(case.args.out_count, #parts)
-  for i, part in ipairs(parts) do assert_is(case, "out." .. i - 1, part) end
+  for i, part in ipairs(parts) do assert_is(case, "out." .. i - 1, part, whole) end
 end
 function checks.concat(case, device)
   local list = {}

@@ -102,8 +102,15 @@ for _, device in ipairs { "cpu", "opaque" } do
       content("key 'A', sample 0: its offsets are 0 and %-2", { offsets = { 0, -2, 2, 3, 4, 5, 8 } })
       content("key 'B', sample 1: length 2, but its offsets 4 and 5 say 1",
         { offsets = { 0, 2, 2, 3, 4, 5, 8 }, lengths = { 2, 0, 1, 1, 2, 3 } })
-      local bad = example { stride_per_key_per_rank = { { 2 }, { 4 } }, inverse_indices = { { "A" }, { { 0, 1, 2 } } } }
-      assert.error_matches(function() bad:validate() end, "key 'A', sample 2: inverse index 2, allowed: 0%.%.1")
+      local function inverse(list)
+        return { stride_per_key_per_rank = { { 2 }, { 4 } }, inverse_indices = { { "A" }, list } }
+      end
+      content("key 'A', sample 2: inverse index 2, allowed: 0%.%.1", inverse { { 0, 1, 2 } })
+      content("key 'A', sample 0: inverse index %-1, allowed: 0%.%.1", inverse(peri.tensor({ { -1, 1, 5 } }, "i32", device)))
+      content("key 'A', sample 1: inverse index 9223372036854775807, allowed", inverse { { 1, 0x7fffffffffffffffLL } })
+      content("key 'A', sample 0: inverse index 0, but the key has no bags",
+        { stride_per_key_per_rank = { { 0 }, { 6 } }, inverse_indices = { { "A" }, { { 0 } } } })
+      example(inverse { { 0, 1, 1 } }):validate()
     end)
 
     it("finds the first offender of many blocks", function()

@@ -108,18 +108,20 @@ describe("wrong input", function()
       return peri.KeyedJaggedTensor { keys = { "u", "i" }, values = peri.tensor { 1, 2 }, lengths = { 1, 1 }, stride = 1 }
     end, "ids are f32, allowed: i64, i32")
   end)
-  it("has inverse indices that name no bag", function()
-    local function build(u, i)
-      return peri.KeyedJaggedTensor { keys = { "u", "i" }, values = { 1, 2 }, lengths = { 1, 1 },
-        stride_per_key_per_rank = { { 2 }, { 0 } }, inverse_indices = { { "i", "u" }, peri.tensor({ i, u }, "i64") } }
+  it("has inverse indices that name no bag since they were written over", function()
+    local function build(strides, first, now)
+      local inverse = peri.tensor(first, "i64")
+      local batch = peri.KeyedJaggedTensor { keys = { "u", "i" }, values = { 1, 2 }, lengths = { 1, 1 },
+        stride_per_key_per_rank = strides, inverse_indices = { { "i", "u" }, inverse } }
+      inverse:copy(peri.tensor(now, "i64"))
+      return batch
     end
-    fails(function() return build({ 0, 1, 2 }, { 0, 0, 0 }) end, "feature 'u', sample 2: inverse index 2, allowed: 0%.%.1")
-    fails(function() return build({ 0, -1, 1 }, { 0, 0, 0 }) end, "feature 'u', sample 1: inverse index %-1, allowed: 0%.%.1")
-    fails(function() return build({ 0, 1, 1 }, { 0, 0, 0 }) end, "feature 'i', sample 0: inverse index 0, but the feature has no bags")
+    local function one(u) return build({ { 1 }, { 1 } }, { { 0, 0, 0 }, { 0, 0, 0 } }, { { 0, 0, 0 }, u }) end
+    fails(function() return one { 0, 0, 2 } end, "feature 'u', sample 2: inverse index 2, allowed: 0%.%.0")
+    fails(function() return one { 0, -1, 0 } end, "feature 'u', sample 1: inverse index %-1, allowed: 0%.%.0")
     local said = messages(2, function(rank, world)
       local ebc = make(world)
-      ebc:forward(peri.KeyedJaggedTensor { keys = { "u", "i" }, values = { 1, 2 }, lengths = { 1, 1 },
-        stride_per_key_per_rank = { { 1 }, { 1 } }, inverse_indices = { { "u", "i" }, peri.tensor({ { rank }, { 0 } }, "i64") } }):wait()
+      ebc:forward(build({ { 1 }, { 1 } }, { { 0 }, { 0 } }, { { 0 }, { rank } })):wait()
     end)
     for r = 1, 2 do assert.matches("feature 'u', sample 0: inverse index 1, allowed: 0..0", said[r]) end
   end)

@@ -94,16 +94,6 @@ local function arranged(self, features)
   return self._order and features:permute(self._order) or features
 end
 
---- `batch` with rows for ids; inverse indices are those of `features`, which permute leaves out.
-local function with_rows(features, batch, rows)
-  local inverse = batch ~= features and features:inverse_indices_or_none()
-  if not inverse then return batch:with_values(rows) end
-  local variable = batch:variable_stride_per_key()
-  return KeyedJaggedTensor { keys = batch:key_list(), values = rows, weights = batch:weights_or_none(), lengths = batch:lengths(),
-    stride = not variable and batch:stride() or nil, stride_per_key_per_rank = variable and batch:stride_per_key_per_rank() or nil,
-    inverse_indices = inverse }
-end
-
 --- Rows for the ids of a KeyedJaggedTensor: its features in the order of the configurations, further keys left out; weights, samples and
 --- inverse indices stay. An id without a row is what the table's module says of on_miss; -1 stays in its bag. One step of every table in
 --- training mode.
@@ -121,7 +111,7 @@ function ManagedCollisionCollection:forward(features)
     for i = 1, #ids do rows[key + i] = found[i] end
     key = key + #ids
   end
-  return with_rows(features, batch, mc_state.join(rows))
+  return batch:with_values(mc_state.join(rows))
 end
 
 --- Rows that got another id since the last call: table's name -> i64 tensor; tables without any are left out.

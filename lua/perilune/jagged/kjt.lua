@@ -191,14 +191,14 @@ local function integers(func, what, list)
   return array, n
 end
 
---- Key i of the result is key indices[i] (0 is the first); repeats and subsets are fine.
+--- Key i of the result is key indices[i] (0 is the first); repeats and subsets are fine. Weights and inverse indices go with the keys.
 function methods:permute(indices)
   local array, n = integers("KeyedJaggedTensor.permute", "indices", indices)
   check(C.peri_kjt_permute(ptr(self), array, n, out))
   return wrap(out[0])
 end
 
---- Cut into KJTs of segments[i] keys each; their tensors are views.
+--- Cut into KJTs of segments[i] keys each, with their weights and inverse indices; their tensors are views.
 function methods:split(segments)
   local array, n = integers("KeyedJaggedTensor.split", "segments", segments)
   local made = ffi.new("peri_kjt *[?]", n > 0 and n or 1)
@@ -231,7 +231,7 @@ end
 local function like(func, kjt, values, weights)
   local variable = kjt:variable_stride_per_key()
   return make(func, { keys = kjt:key_list(), values = values, weights = weights,
-    lengths = kjt:lengths(), stride = not variable and kjt:stride() or nil,
+    lengths = kjt:lengths(), stride = kjt:stride(),
     stride_per_key_per_rank = variable and kjt:stride_per_key_per_rank() or nil, inverse_indices = kjt:inverse_indices_or_none() })
 end
 

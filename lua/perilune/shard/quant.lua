@@ -194,7 +194,7 @@ local function remapped(self, features)
     kjt_args.keys, kjt_args.values, kjt_args.lengths = self._output_keys.ptr, values.ptr, lengths.ptr
     kjt_args.weights, kjt_args.stride = weights and weights.ptr or nil, desc.stride
     if desc.variable_stride then
-      kjt_args.stride, kjt_args.ranks = -1, desc.ranks
+      kjt_args.ranks = desc.ranks
       kjt_args.stride_per_key_per_rank = C.peri_kjt_stride_per_key_per_rank(kjt_ptr(arranged))
     end
     if inverse then kjt_args.inverse_keys, kjt_args.inverse_indices = self._output_keys.ptr, inverse.ptr end

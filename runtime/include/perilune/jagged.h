@@ -127,7 +127,7 @@ typedef struct peri_kjt_args {
     const int64_t *stride_per_key_per_rank; /* vbe: host, [keys x ranks], copied: rows of key k that came from rank r; else NULL */
     peri_keys *inverse_keys;      /* vbe: names of the rows of the next field, or NULL; retained */
     peri_tensor *inverse_indices; /* vbe: [inverse_keys, stride] i64 or i32, or NULL: row b of the full batch uses row
-                                     inverse_indices[f][b] of key f; retained */
+                                     inverse_indices[f][b], from 0, of key f's; retained */
 } peri_kjt_args;
 
 /** Make one. */
@@ -170,14 +170,15 @@ PERI_API const int64_t *peri_kjt_lengths_offset_per_key(const peri_kjt *kjt);
 /** [keys x ranks] row-major, NULL for a fixed batch. */
 PERI_API const int64_t *peri_kjt_stride_per_key_per_rank(const peri_kjt *kjt);
 
-/** Check lengths and offsets and bring the number of ids of each key to the host: post queues the work and one copy, test says whether
- *  it has arrived (PERI_PENDING: not yet) and reports malformed input, sync does both and blocks. All are free once it is done. */
+/** Check lengths, offsets, and that every inverse index names a bag of its key (PERI_ERANGE), and bring the number of ids of each key to the
+ *  host: post queues the work and its copies, test says whether they have arrived (PERI_PENDING: not yet) and reports malformed input, sync
+ *  does both and blocks. All are free once it is done. */
 PERI_API peri_status peri_kjt_sync_post(peri_kjt *kjt);
 PERI_API peri_status peri_kjt_sync_test(peri_kjt *kjt);
 PERI_API peri_status peri_kjt_sync(peri_kjt *kjt);
 /** Forget what the host knows; the next sync checks again. */
 PERI_API void peri_kjt_unsync(peri_kjt *kjt);
-/** Check lengths and offsets now, and that every inverse index names a row of its key. Waits for the device. */
+/** Forget what the host knows, and sync: check all now. Waits for the device. */
 PERI_API peri_status peri_kjt_validate(peri_kjt *kjt);
 /** Ids of each key (keys entries), their complete cumulative sum (keys + 1), the longest bag. They sync first. */
 PERI_API peri_status peri_kjt_length_per_key(peri_kjt *kjt, const int64_t **out);
@@ -186,11 +187,11 @@ PERI_API peri_status peri_kjt_longest(peri_kjt *kjt, int64_t *out);
 
 /* -- KeyedJaggedTensor: operations. All but to, copy, empty and bytes sync first. ----------------------------------------------------- */
 
-/** Key i of the result is key indices[i] (host, @n of them; repeats and subsets are fine). Weights are permuted too, with gradient; inverse
- *  indices are dropped, stride stays. */
+/** Key i of the result is key indices[i] (host, @n of them; repeats and subsets are fine). Weights are permuted too, with gradient; stride
+ *  and the inverse indices of these keys stay. */
 PERI_API peri_status peri_kjt_permute(peri_kjt *kjt, const int32_t *indices, int32_t n, peri_kjt **out);
-/** Cut the keys into @n runs of segments[i] keys, which sum to all keys. @out gets n new kjts; their tensors are views. Inverse
- *  indices stay with a run of all keys only; stride stays. */
+/** Cut the keys into @n runs of segments[i] keys, which sum to all keys. @out gets n new kjts; their tensors are views. Stride and
+ *  the inverse indices of a run's keys stay (a view too, if they follow each other there). */
 PERI_API peri_status peri_kjt_split(peri_kjt *kjt, const int32_t *segments, int32_t n, peri_kjt **out);
 /** Join along keys: @n >= 1 kjts of one device, all fixed with equal stride or all vbe with equal ranks, all weighted or none, all
  *  with inverse indices (of one batch) or none; no key twice. */
@@ -225,7 +226,7 @@ PERI_API int64_t peri_kjt_bytes(const peri_kjt *kjt);
 
 /* -- KeyedJaggedTensor: what an exchange sends and rebuilds -------------------------------------------------------------------------- */
 
-/** The tensors that an exchange moves, always in this order; STRIDES with a variable batch only, WEIGHTS if there are any. */
+/** The tensors that an exchange moves, always in this order (inverse indices stay behind: they speak of the sender's samples); STRIDES with a variable batch only, WEIGHTS if there are any. */
 enum { PERI_KJT_LENGTHS = 0, PERI_KJT_VALUES = 1, PERI_KJT_STRIDES = 2, PERI_KJT_WEIGHTS = 3, PERI_KJT_LABELS = 4 };
 
 /** Which tensors: @labels gets up to PERI_KJT_LABELS of the above; returns how many. */
