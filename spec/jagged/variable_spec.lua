@@ -34,7 +34,8 @@ local function random(device, weighted, first, count)
   for i, k in ipairs(order) do list[i] = rows[k] end
   local names = peri.util.map(order, function(k) return keys[k] end)
   local kjt = KJT { keys = keys, values = peri.tensor(values, "i64", device),
-    lengths = peri.tensor(lengths, draw(2) == 1 and "i32" or "i64", device), weights = weighted and peri.tensor(weights, "f32", device) or nil, stride_per_key_per_rank = strides,
+    lengths = peri.tensor(lengths, draw(2) == 1 and "i32" or "i64", device),
+    weights = weighted and peri.tensor(weights, "f32", device) or nil, stride_per_key_per_rank = strides,
     inverse_indices = { names, peri.tensor(list, draw(2) == 1 and "i32" or "i64", device) } }
   return kjt, whole, samples
 end
