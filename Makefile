@@ -14,6 +14,7 @@
 #   make check-cuda-san  the short ones of them, under the sanitizers of addresses and of undefined behaviour
 #   make gpu-check       on a machine with a GPU: short checks, the demonstration, the benchmark, sanitizers, specs   PARTS= MOST= ONLY=
 #   make lint            layers, boundary, style
+#   make pictures        the pictures of the documents: docs/pictures (some need Chromium)   ONLY=
 #   make install         PREFIX=/usr/local DESTDIR=
 #   make probe           look again for libraries and print the table
 #   make help            this text
@@ -147,7 +148,7 @@ CU_HOST_FLAGS := $(CXXFLAGS) -O0
 LAUNCHER := $(if $(HAVE_LUAJIT_LIB),$(if $(HAVE_ARGPARSE),$B/perilune))
 CDEF := $B/lua/perilune/cdef.lua
 
-.PHONY: all help probe config needed setup test check check-c check-lua parity check-mpi check-net check-cuda check-cuda-san check-cuda-short gpu-check gpu-check-run fuzz demo demo-run lint install uninstall clean distclean \
+.PHONY: all help probe config needed setup test check check-c check-lua parity pictures check-mpi check-net check-cuda check-cuda-san check-cuda-short gpu-check gpu-check-run fuzz demo demo-run lint install uninstall clean distclean \
 	bench bench-step bench-comm bench-embed bench-tiers bench-sparse bench-data bench-dense bench-routes bench-shard bench-collision bench-net \
 	bench-pipeline bench-plan
 .DELETE_ON_ERROR:
@@ -418,7 +419,10 @@ check-mpi: all $(CUDA_HOST) $(NCCL_HOST)
 # Every spec that runs under mpirun -n 4, on pretended machines; `check` runs a short list of them there.
 check-net: all
 	@$(RUN_TESTS) --parts=all-net
-# docs/parity.md, of tests/parity/names.lua.
+# The pictures of the documents, docs/pictures: ONLY=pattern makes those whose names it matches.
+pictures: all
+	@$(if $(LAUNCHER),luajit tests/pictures/make.lua --perilune=$(LAUNCHER) --only='$(ONLY)',echo 'pictures: they need the launcher: make setup' >&2; exit 1)
+# docs/parity.md, of the names in tests/parity.
 parity:
 	@luajit tests/parity/page.lua
 lint: all
@@ -466,35 +470,43 @@ BENCH = @mkdir -p build/bench && rm -f build/bench/$(1).jsonl && for ranks in $(
 # PYTHON= a Python with torch, torchrec and fbgemm_gpu: runs the same step under them too (bench-step, bench-pipeline), their kernels on the same ids
 # (bench-embed), their exchange of KeyedJaggedTensors (bench-comm), or unsharded collections of sequences (bench-shard).
 PYTHON ?=
-bench-step: all
+# How PYTHON is called: with FBGEMM told what the processor has, or else it would run its reference code.
+PEER := $(if $(PYTHON),$B/bench/python)
+$B/bench/libfbgemm_isa.so: tests/bench/peers/fbgemm_isa.c $(CONFIG)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(CFLAGS) -std=c11 $(WARN) -fPIC -shared $< -o $@
+.PHONY: $B/bench/python
+$B/bench/python: $B/bench/libfbgemm_isa.so
+	@printf '%s\n' '#!/bin/sh' 'LD_PRELOAD="$(abspath $<)" exec "$(PYTHON)" "$$@"' >$@ && chmod +x $@
+bench-step: all $(PEER)
 	$(call BENCH,step,1 $(if $(HAVE_MPI),2),-t 1)
-	@$(if $(PYTHON),$(PYTHON) tests/bench/peers/step.py --perilune $(LAUNCHER) --out build/bench/step.jsonl)
+	@$(if $(PYTHON),$(PEER) tests/bench/peers/step.py --perilune $(LAUNCHER) --out build/bench/step.jsonl)
 # The bare Open MPI calls that bench-comm compares with.
 $B/bench/libcomm_mpi.so: tests/bench/comm_mpi.c $(CONFIG)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(CFLAGS) $(PFLAGS) -Wno-unused-parameter $(MPI_CFLAGS) -fvisibility=default -shared $< $(MPI_LIBS) -o $@
-bench-comm: all $(if $(HAVE_MPI),$B/bench/libcomm_mpi.so)
+bench-comm: all $(PEER) $(if $(HAVE_MPI),$B/bench/libcomm_mpi.so)
 	$(call BENCH,comm,$(if $(HAVE_MPI),2 4,1))
-	@$(if $(and $(PYTHON),$(HAVE_MPI)),$(PYTHON) tests/bench/peers/kjt.py --perilune $(LAUNCHER) --out build/bench/comm.jsonl)
-bench-embed: all $B/tests/bench/libroofline.so
-	$(call BENCH,embed,1,,--roofline $B/tests/bench/libroofline.so $(if $(PYTHON),--python $(PYTHON)))
+	@$(if $(and $(PYTHON),$(HAVE_MPI)),$(PEER) tests/bench/peers/kjt.py --perilune $(LAUNCHER) --out build/bench/comm.jsonl)
+bench-embed: all $(PEER) $B/tests/bench/libroofline.so
+	$(call BENCH,embed,1,,--roofline $B/tests/bench/libroofline.so $(if $(PYTHON),--python $(PEER)))
 $B/tests/bench/libroofline.so: tests/bench/roofline.c tests/bench/sort.c $(LIB_A)
 	@mkdir -p $(@D)
 	$(Q)$(CC) -std=c11 -D_GNU_SOURCE -O3 -march=native -fPIC -shared -fvisibility=hidden -I. -Iruntime/include $(WARN) $(filter %.c,$^) \
 		$(LIB_A) $(LIBS) -o $@
-bench-sparse: all
-	$(call BENCH,sparse,1,,$(if $(PYTHON),--python $(PYTHON)))
+bench-sparse: all $(PEER)
+	$(call BENCH,sparse,1,,$(if $(PYTHON),--python $(PEER)))
 bench-tiers: all
 	$(call BENCH,tiers,1)
 bench-data: all
 	$(call BENCH,data,1)
 bench-dense: all
 	$(call BENCH,dense,1,-t 1)
-bench-shard: all
+bench-shard: all $(PEER)
 	$(call BENCH,shard,$(if $(HAVE_MPI),2 4,1))
-	@$(if $(PYTHON),$(PYTHON) tests/bench/peers/sequence.py --perilune $(LAUNCHER) --out build/bench/shard.jsonl)
-bench-collision: all $B/tests/bench/libfind.so
-	$(call BENCH,collision,1,,--find $B/tests/bench/libfind.so $(if $(PYTHON),--python $(PYTHON)))
+	@$(if $(PYTHON),$(PEER) tests/bench/peers/sequence.py --perilune $(LAUNCHER) --out build/bench/shard.jsonl)
+bench-collision: all $(PEER) $B/tests/bench/libfind.so
+	$(call BENCH,collision,1,,--find $B/tests/bench/libfind.so $(if $(PYTHON),--python $(PEER)))
 	$(if $(HAVE_MPI),$(LAUNCHER) run -n 2 -t 1 tests/bench/collision_ranks.lua --out build/bench/collision.jsonl)
 $B/tests/bench/libfind.so: tests/bench/find.c $(CONFIG)
 	@mkdir -p $(@D)
@@ -503,14 +515,14 @@ bench-routes: all
 	$(call BENCH,routes,1,-t 1)
 # On 2 ranks here, and on 2 machines of one rank each, joined by slower links; then tables in files, on one rank that leaves a core free.
 PIPELINE_LINKS ?= 10gbit 1gbit
-bench-pipeline: all
+bench-pipeline: all $(PEER)
 	$(call BENCH,pipeline,$(if $(HAVE_MPI),2,1),-t 1)
 	@for rate in $(if $(HAVE_MPI),$(PIPELINE_LINKS)); do \
 	  PERI_BUILD=$B tests/net/nodes -r $$rate 1,1 true || { echo "bench-pipeline: $$rate: skipped"; break; }; \
 	  PERI_BUILD=$B tests/net/nodes -r $$rate 1,1 $(LAUNCHER) run -n 2 -t 1 tests/bench/pipeline.lua --link $$rate --out build/bench/pipeline.jsonl \
 	    $(ARGS) || exit 1; done
 	@$(LAUNCHER) run -n 1 -t 1 tests/bench/pipeline.lua --cache 0.2 --schedules sparse_dist,prefetch_sparse_dist --out build/bench/pipeline.jsonl $(ARGS)
-	@$(if $(PYTHON),$(PYTHON) tests/bench/peers/pipeline.py --perilune $(LAUNCHER) --out build/bench/pipeline.jsonl)
+	@$(if $(PYTHON),$(PEER) tests/bench/peers/pipeline.py --perilune $(LAUNCHER) --out build/bench/pipeline.jsonl)
 MACHINES ?= 2,2
 RATE ?= 1gbit
 comma := ,

@@ -116,6 +116,8 @@ def main():
     parser.add_argument("--forward", action="store_true", help="no backward passes")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    os.environ.setdefault("FBGEMM_TBE_MAX_NUM_THREADS", str(options.threads))  # its lookups of quantized tables go by these
+    os.environ.setdefault("FBGEMM_TBE_MIN_TABLES_PER_THREAD", "1")
     try:
         fbgemm = Fbgemm()
     except ImportError as problem:
