@@ -15,6 +15,7 @@ local modules = {
   embed = "perilune.embed",
   plan = "perilune.plan",
   shard = "perilune.shard",
+  checkpoint = "perilune.checkpoint",
   model = "perilune.model",
   pipeline = "perilune.pipeline",
 }

@@ -18,6 +18,7 @@ local wrapper = require "perilune.model.wrapper"
 local plans = require "perilune.plan"
 local automatic = require "perilune.plan.automatic"
 local shard = require "perilune.shard"
+local checkpoint = require "perilune.checkpoint"
 local copies = require "perilune.embed.copies"
 local changes = require "perilune.model.changes"
 
@@ -274,7 +275,26 @@ function DistributedModelParallel:named_state(prefix) return self.module:named_s
 
 --- See Module:state_dict and Module:load_state_dict; tables over ranks are ShardedTensors. Loading is collective: all ranks load, or none.
 function DistributedModelParallel:state_dict(prefix) return self.module:state_dict(prefix) end
+function DistributedModelParallel:check_state_dict(map, strict) return self.module:check_state_dict(map, strict) end
 function DistributedModelParallel:load_state_dict(map, strict) return self.module:load_state_dict(map, strict, { self.dense_env.pg }) end
+
+--- Save the model, and the optimizers of its fused tables, as the checkpoint `path`; options: parts = { name = what else is saved with
+--- it }, and those of peri.checkpoint.save. Returns the digest. Collective.
+function DistributedModelParallel:save(path, options)
+  local rest = util.copy(options or {})
+  local parts = util.copy(rest.parts or {})
+  parts.model, rest.parts, rest.group = self, nil, rest.group or self.dense_env.pg
+  return checkpoint.save(path, parts, rest)
+end
+
+--- Load such a checkpoint, of any plan and number of ranks; options: parts =, and those of peri.checkpoint.load. Returns `values` as saved.
+--- Collective.
+function DistributedModelParallel:load(path, options)
+  local rest = util.copy(options or {})
+  local parts = util.copy(rest.parts or {})
+  parts.model, rest.parts, rest.group = self, nil, rest.group or self.dense_env.pg
+  return checkpoint.load(path, parts, rest)
+end
 
 --- Parameters that belong to no sharded module: a list of { name =, tensor = }.
 function DistributedModelParallel:bare_named_parameters(prefix)

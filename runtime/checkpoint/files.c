@@ -102,10 +102,10 @@ peri_status peri__folder_sync(const char *path)
     return why ? failed("syncing folder", path) : PERI_OK;
 }
 
-peri_status peri__file_await(const char *path, int64_t bytes, double seconds)
+peri_status peri__file_await(const char *path, int64_t bytes)
 {
     const struct timespec pause = {.tv_nsec = 50 * 1000 * 1000};
-    const int64_t deadline = peri_time_ns() + (int64_t)(seconds * 1e9);
+    const int64_t deadline = peri_time_ns() + (int64_t)(PERI__LATE_SECONDS * 1e9);
     for (;;) {
         struct stat s;
         bool there = stat(path, &s) == 0;
@@ -115,7 +115,7 @@ peri_status peri__file_await(const char *path, int64_t bytes, double seconds)
             if (!there)
                 return peri__fail(PERI_ENOTFOUND,
                                   "checkpoint: file '%.300s' is not there after %.0f s: the folder must be the same on all hosts", path,
-                                  seconds);
+                                  PERI__LATE_SECONDS);
             return peri__fail(PERI_EFORMAT, "checkpoint: file '%.300s' has %lld bytes, wanted: %lld", path, (long long)s.st_size,
                               (long long)bytes);
         }

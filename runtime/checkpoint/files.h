@@ -9,6 +9,9 @@
 
 enum { PERI__IO_BLOCK = 4 << 20 }; /* bytes of one read or write */
 
+/** For how long a name that another host made is waited for: on network file systems names appear late. */
+#define PERI__LATE_SECONDS 30.0
+
 /** "@folder/@name" in @out of PATH_MAX bytes. */
 peri_status peri__path_join(const char *folder, const char *name, char *out);
 /** A new file, which must not be there. @fd: open for writing. */
@@ -21,8 +24,8 @@ peri_status peri__file_get(int fd, const char *path, void *out, int64_t bytes, i
 peri_status peri__file_finish(int fd, const char *path);
 /** Sync a folder, so that the names in it last. Where the file system has no such call, a line of the log says so, once a process. */
 peri_status peri__folder_sync(const char *path);
-/** Wait until file @path is there with @bytes bytes, at most @seconds: on network file systems names appear late. */
-peri_status peri__file_await(const char *path, int64_t bytes, double seconds);
+/** Wait until file @path is there with @bytes bytes, at most PERI__LATE_SECONDS. */
+peri_status peri__file_await(const char *path, int64_t bytes);
 /** A whole file in memory, with a 0 behind it; PERI_EFORMAT if it has more than @most bytes. @out new (peri__free). */
 peri_status peri__file_load(const char *path, int64_t most, char **out, int64_t *bytes);
 

@@ -14,8 +14,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define LATE_SECONDS 30.0 /* in which a file that another host wrote must be here */
-
 /** The manifest of all ranks. */
 static peri_status join(const char *folder, const char *const *parts, int32_t n, peri__manifest *m)
 {
@@ -29,7 +27,7 @@ static peri_status join(const char *folder, const char *const *parts, int32_t n,
     PERI_TRY(peri__manifest_settle(m, what));
     for (int64_t f = 0; f < m->n_files; f++) {
         PERI_TRY(peri__path_join(folder, peri__manifest_text(m, m->files[f].name), path));
-        PERI_TRY(peri__file_await(path, m->files[f].bytes, LATE_SECONDS));
+        PERI_TRY(peri__file_await(path, m->files[f].bytes));
     }
     return PERI_OK;
 }

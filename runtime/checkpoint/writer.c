@@ -282,8 +282,12 @@ peri_status peri_checkpoint_writer_put_bytes(peri_checkpoint_writer *w, const vo
     return spend(w, put_bytes(w, data, bytes));
 }
 
-/** Elements that are not one after the other in the host's memory: by blocks of the first dimension through a buffer. */
-static peri_status put_blocks(peri_checkpoint_writer *w, peri_tensor *t, const peri_tensor_desc *d)
+/** What is done with the bytes of some elements. */
+typedef peri_status block_fn(void *context, const char *data, int64_t bytes);
+
+/** Blocks of elements that are not one after the other in the host's memory: rows of the first dimension, through a buffer of
+ *  PERI__IO_BLOCK bytes. */
+static peri_status copied_blocks(peri_tensor *t, const peri_tensor_desc *d, char *buffer, block_fn *f, void *context)
 {
     const int64_t size = peri_dtype_size(d->dtype), rows = d->ndim ? d->shape[0] : 1, row = d->numel / rows * size;
     if (row > PERI__IO_BLOCK && d->ndim > 1) { /* rows that are too long for the buffer: each by itself */
@@ -295,7 +299,7 @@ static peri_status put_blocks(peri_checkpoint_writer *w, peri_tensor *t, const p
             peri_tensor_release(one);
             PERI_TRY(status);
             peri_tensor_describe(flat, &inner);
-            status = put_blocks(w, flat, &inner);
+            status = copied_blocks(flat, &inner, buffer, f, context);
             peri_tensor_release(flat);
             PERI_TRY(status);
         }
@@ -306,13 +310,26 @@ static peri_status put_blocks(peri_checkpoint_writer *w, peri_tensor *t, const p
         const int64_t n = peri__min(step, rows - r);
         peri_tensor *part = t;
         if (d->ndim) PERI_TRY(peri_tensor_slice(t, 0, r, r + n, 1, &part));
-        peri_status status = peri_tensor_read(part, w->buffer, n * row);
+        peri_status status = peri_tensor_read(part, buffer, n * row);
         if (d->ndim) peri_tensor_release(part);
         PERI_TRY(status);
-        PERI_TRY(put_bytes(w, w->buffer, n * row));
+        PERI_TRY(f(context, buffer, n * row));
     }
     return PERI_OK;
 }
+
+/** All elements in row-major order, in blocks. @buffer: made if it is needed, the caller's. */
+static peri_status each_block(peri_tensor *t, const peri_tensor_desc *d, char **buffer, block_fn *f, void *context)
+{
+    if (d->contiguous && peri__immediate(d->device)) return f(context, peri__data(t), d->numel * peri_dtype_size(d->dtype));
+    if (!*buffer && !(*buffer = peri__alloc(PERI__IO_BLOCK))) return PERI_ENOMEM;
+    const bool recording = peri_grad_enable(false);
+    peri_status status = copied_blocks(t, d, *buffer, f, context);
+    peri_grad_enable(recording);
+    return status;
+}
+
+static peri_status write_block(void *context, const char *data, int64_t bytes) { return put_bytes(context, data, bytes); }
 
 peri_status peri_checkpoint_writer_put(peri_checkpoint_writer *w, const peri_tensor *elements)
 {
@@ -323,13 +340,31 @@ peri_status peri_checkpoint_writer_put(peri_checkpoint_writer *w, const peri_ten
     peri_tensor_describe(elements, &d);
     if (d.numel == 0) return PERI_OK;
     PERI_TRY(fits(w, "peri_checkpoint_writer_put", d.dtype, d.numel * peri_dtype_size(d.dtype)));
-    peri_tensor *t = (peri_tensor *)elements;
-    if (d.contiguous && peri__immediate(d.device)) return spend(w, put_bytes(w, peri__data(t), d.numel * peri_dtype_size(d.dtype)));
-    if (!w->buffer && !(w->buffer = peri__alloc(PERI__IO_BLOCK))) return PERI_ENOMEM;
-    const bool recording = peri_grad_enable(false);
-    peri_status status = put_blocks(w, t, &d);
-    peri_grad_enable(recording);
-    return spend(w, status);
+    return spend(w, each_block((peri_tensor *)elements, &d, &w->buffer, write_block, w));
+}
+
+/** Hash the blocks that put_blocks brings. */
+static peri_status hash_block(void *context, const char *data, int64_t bytes)
+{
+    XXH3_64bits_update(context, data, (size_t)bytes);
+    return PERI_OK;
+}
+
+peri_status peri_checkpoint_checksum(const peri_tensor *elements, uint64_t *out)
+{
+    peri_tensor_desc d;
+    PERI_NEED(elements);
+    PERI_NEED(out);
+    peri_tensor_describe(elements, &d);
+    XXH3_state_t *hash = XXH3_createState();
+    if (!hash) return peri__fail(PERI_ENOMEM, "peri_checkpoint_checksum: no memory for a hash");
+    XXH3_64bits_reset(hash);
+    char *buffer = NULL;
+    peri_status status = d.numel ? each_block((peri_tensor *)elements, &d, &buffer, hash_block, hash) : PERI_OK;
+    if (status >= 0) *out = XXH3_64bits_digest(hash);
+    XXH3_freeState(hash);
+    peri__free(buffer);
+    return status;
 }
 
 peri_status peri_checkpoint_writer_finish(peri_checkpoint_writer *w)

@@ -232,7 +232,8 @@ static inline bool peri_coll_numbers_differ(const peri_coll_numbers *numbers, in
     if (!numbers || sequence > numbers->last || numbers->last - sequence >= PERI_COLL_NUMBERS) return false;
     int32_t what = numbers->what[sequence % PERI_COLL_NUMBERS], had = what & (PERI_COLL_SPARE - 1);
     if (what == channel) return false;
-    snprintf(text, len, "rank %d took that number for another operation on channel %s%s: one of them has made a call that the other has not",
+    snprintf(text, len, "rank %d took that number for another operation on channel %s%s: one of them has made a call that the other has "
+                       "not",
              own, peri_coll_channel_name(had), what & PERI_COLL_SPARE ? ", which was not needed" : "");
     return true;
 }

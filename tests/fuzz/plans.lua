@@ -1,6 +1,7 @@
 -- plans.lua: legal plans drawn at random: worlds of 1 to 8 ranks on nodes that may differ in size, tables of all shapes, every sharding
 -- type in any mixture, uneven and empty shards. On each the law is checked: outputs and, after two steps, weights and optimizer states are
--- those of the unsharded collection on the batches of all ranks; with exact sums, bit for bit.
+-- those of the unsharded collection on the batches of all ranks; with exact sums, bit for bit. Half of the plans are saved as a checkpoint
+-- after the first step, and go on under another plan, on another number of ranks.
 --
 --   luajit tests/fuzz/plans.lua [PLANS [SEED]]     as `make test` runs it; a failure prints the plan and how to repeat it
 --   luajit tests/fuzz/plans.lua SECONDSs [SEED]    as `make fuzz` runs it
@@ -13,6 +14,12 @@ local sim = require "perilune.dist.sim"
 local plan = peri.plan
 
 local STEPS = 2
+-- The checkpoint: in memory if possible, since a disk syncs slowly.
+local memory = io.open("/dev/shm/.", "r")
+if memory then memory:close() end
+local kept = os.tmpname()
+os.remove(kept)
+kept = (memory and "/dev/shm/" or "/tmp/") .. "peri-plans-" .. kept:match "[^/]*$"
 local map = peri.util.map
 
 -- -- drawing ---------------------------------------------------------------------------------------------------------------------------
@@ -124,12 +131,24 @@ local optimizers = {
   { optimizer = "adam", eps = 0.1 }, { optimizer = "partial_rowwise_adam", eps = 0.1, by_row = true },
 }
 
+--- A world: { size =, local_size =, ranks =, nodes = lists of ranks }.
+local function draw_world(below)
+  local w = { size = pick(below, { 1, 2, 2, 3, 4, 5, 6, 8 }), ranks = {}, nodes = {} }
+  w.local_size = below(w.size) + 1
+  for r = 0, w.size - 1 do
+    local node = math.floor(r / w.local_size) + 1
+    w.ranks[r + 1], w.nodes[node] = r, w.nodes[node] or {}
+    table.insert(w.nodes[node], r)
+  end
+  return w
+end
+
 local function draw_tables(below, case)
   local cols = 4 * (below(6) + 1)
   for i = 1, below(4) + 1 do
     local t = { name = "t" .. i, rows = below(below(4) == 0 and 4 or 40) + 1, cols = case.sequence and cols or 4 * (below(6) + 1),
       features = some(below, case.features), pooling = pick(below, { "SUM", "MEAN" }) }
-    t.sharding = draw_entry[pick(below, kinds)](below, t, case.world)
+    t.shardings = map(case.worlds, function(w) return draw_entry[pick(below, kinds)](below, t, w) end)
     case.tables[i] = t
     for _, f in ipairs(t.features) do case.limit[f] = math.min(case.limit[f] or t.rows, t.rows) end
   end
@@ -157,14 +176,8 @@ end
 --- All of a case by its seed.
 local function draw(seed)
   local below = generator(seed)
-  local case = { tables = {}, limit = {}, world = { size = pick(below, { 1, 2, 2, 3, 4, 5, 6, 8 }), ranks = {}, nodes = {} } }
-  local w = case.world
-  w.local_size = below(w.size) + 1
-  for r = 0, w.size - 1 do
-    local node = math.floor(r / w.local_size) + 1
-    w.ranks[r + 1], w.nodes[node] = r, w.nodes[node] or {}
-    table.insert(w.nodes[node], r)
-  end
+  local case = { tables = {}, limit = {}, worlds = { draw_world(below) } }
+  if below(2) == 0 then case.worlds[2] = draw_world(below) end
   case.sequence, case.exact, case.device = below(3) == 0, below(2) == 0, pick(below, { "cpu", "opaque" })
   case.weighted, case.variable = not case.sequence and below(3) == 0, below(4) == 0
   case.features = {}
@@ -172,9 +185,12 @@ local function draw(seed)
   draw_tables(below, case)
   local replicas, blocks = false, false
   for _, t in ipairs(case.tables) do
-    replicas = replicas or t.sharding.sharding_type == "data_parallel"
-    blocks = blocks or #t.sharding:shards({ name = t.name, num_embeddings = t.rows, embedding_dim = t.cols },
-      { world_size = w.size, local_size = w.local_size }) > 1 and not t.sharding.sharding_type:find "row"
+    for i, sharding in ipairs(t.shardings) do
+      local w = case.worlds[i]
+      replicas = replicas or sharding.sharding_type == "data_parallel"
+      blocks = blocks or #sharding:shards({ name = t.name, num_embeddings = t.rows, embedding_dim = t.cols },
+        { world_size = w.size, local_size = w.local_size }) > 1 and not sharding.sharding_type:find "row"
+    end
   end
   case.params = peri.util.copy(pick(below, optimizers))
   if case.params.by_row and blocks then case.params = peri.util.copy(optimizers[4]) end -- with blocks there are several states for a row
@@ -184,19 +200,20 @@ local function draw(seed)
   case.data_type = case.bits and pick(below, { "FP32", "FP16", "BF16" }) or "FP32"
   case.slopes, case.steps = case.weighted and below(2) == 0, {} -- slopes: the weights want a gradient
   for step = 1, STEPS do
-    case.steps[step] = map(w.ranks, function() return draw_batch(below, case) end)
+    case.steps[step] = map(case.worlds[math.min(step, #case.worlds)].ranks, function() return draw_batch(below, case) end)
   end
   return case
 end
 
 local function text_of(case)
-  local lines = { ("%d ranks, %d per node, %s, %s, %s%s%s%s, gradients %s"):format(case.world.size, case.world.local_size, case.device,
+  local worlds = map(case.worlds, function(w) return ("%d ranks, %d per node"):format(w.size, w.local_size) end)
+  local lines = { ("%s, %s, %s, %s%s%s%s, gradients %s"):format(table.concat(worlds, ", then "), case.device,
     case.sequence and "sequences" or "bags", case.params.optimizer, case.exact and ", exact" or "",
     case.slopes and ", weights with gradient" or case.weighted and ", weighted" or "",
     case.variable and ", variable batch" or "", case.division and "divided" or "added up") }
   for _, t in ipairs(case.tables) do
     lines[#lines + 1] = ("  %s: %d x %d %s of %s, %s: %s"):format(t.name, t.rows, t.cols, case.data_type, table.concat(t.features, ", "),
-      t.pooling, tostring(t.sharding))
+      t.pooling, table.concat(map(t.shardings, tostring), ", then "))
   end
   return table.concat(lines, "\n")
 end
@@ -323,7 +340,8 @@ local function unsharded(case)
   }
   local outputs = {}
   for step = 1, STEPS do
-    outputs[step] = step_of(case, module, step, case.steps[step], case.world.ranks, case.division and case.world.size or 1)
+    local w = case.worlds[math.min(step, #case.worlds)]
+    outputs[step] = step_of(case, module, step, case.steps[step], w.ranks, case.division and w.size or 1)
   end
   return outputs, module
 end
@@ -350,24 +368,48 @@ end
 
 local powers = { true, true, false, true, [8] = true }
 
-local function check(case)
-  local want, whole = unsharded(case)
-  sim.run(case.world.size, function(rank, world)
-    local entries = {}
-    for _, t in ipairs(case.tables) do entries[t.name] = t.sharding end
-    local args = { tables = tables_of(case), plan = entries, group = world, device = case.device, fused_params = case.params, seed = 5,
-      gradient_division = case.division, is_weighted = not case.sequence and case.weighted or nil }
-    local module = peri.shard[case.sequence and "ShardedEmbeddingCollection" or "ShardedEmbeddingBagCollection"](args)
-    for step = 1, STEPS do
+--- A sharded collection under the plan of one of the worlds.
+local function sharded(case, i, world)
+  local entries = {}
+  for _, t in ipairs(case.tables) do entries[t.name] = t.shardings[i] end
+  return peri.shard[case.sequence and "ShardedEmbeddingCollection" or "ShardedEmbeddingBagCollection"] { tables = tables_of(case),
+    plan = entries, group = world, device = case.device, fused_params = case.params, seed = 5, gradient_division = case.division,
+    is_weighted = not case.sequence and case.weighted or nil }
+end
+
+--- Steps [from, last] in world i, on whose ranks begin(module) comes before and finish(module) afterwards.
+local function train(case, i, want, from, last, begin, finish)
+  local w = case.worlds[i]
+  sim.run(w.size, function(rank, world)
+    local module = sharded(case, i, world)
+    begin(module, world)
+    for step = from, last do
       local got = step_of(case, module, step, { case.steps[step][rank + 1] }, { rank }, 1)[1]
       for what, list in ipairs(want[step][rank + 1]) do
         -- The second output of bags are the gradients of weights: here divided before they are multiplied by rows.
-        local bits = case.bits and (case.sequence or what == 1 or not case.division or powers[case.world.size])
+        local bits = case.bits and (case.sequence or what == 1 or not case.division or powers[w.size])
         compare(("rank %d, step %d, output %d"):format(rank, step, what), list, got[what], bits)
       end
     end
+    finish(module, world)
+  end, { device = case.device, local_size = w.local_size })
+end
+
+local function nothing() end
+
+local function check(case)
+  local want, whole = unsharded(case)
+  local function states(module)
     for _, s in ipairs(module:local_shards()) do check_shard(case, s, whole) end
-  end, { device = case.device, local_size = case.world.local_size })
+  end
+  if not case.worlds[2] then return train(case, 1, want, 1, STEPS, nothing, states) end
+  train(case, 1, want, 1, 1, nothing, function(module, world)
+    peri.checkpoint.save(kept, { model = module }, { group = world, replace = true, values = { step = 1 } })
+  end)
+  train(case, 2, want, 2, STEPS, function(module, world)
+    local values = peri.checkpoint.load(kept, { model = module }, { group = world })
+    if values.step ~= 1 then error("the values that were saved are others", 0) end
+  end, states)
 end
 
 -- -- the runs --------------------------------------------------------------------------------------------------------------------------
@@ -387,8 +429,10 @@ repeat
     print(drawn and text_of(case) or "no plan was drawn")
     print("FAILED: " .. tostring(type(err) == "table" and err.message or err))
     print(("repeat with: luajit tests/fuzz/plans.lua once %d"):format(own))
+    print("the checkpoint stays as " .. kept)
     os.exit(1)
   end
   n = n + 1
 until seconds and os.time() - begin >= seconds or n == most
+peri.ffi.C.peri_checkpoint_remove(kept)
 print(("%d plans, seed %d"):format(n, seed))

@@ -176,6 +176,12 @@ local function check_dict(self, func, dict)
   return flat, found
 end
 
+--- What keeps load_state_dict(dict) from loading, in words; nil: nothing does. Changes nothing. Local.
+function KeyedOptimizer:check_state_dict(dict)
+  local ok, err = pcall(check_dict, self, "", dict)
+  return not ok and (tostring(type(err) == "table" and err.message or err):gsub("^: ", "")) or nil
+end
+
 --- Restore a state_dict. All parameters and keys must be there, and no others; tensors are whole, or pieces of the same plan. The numbers
 --- of param_groups are found by the parameters' names. What does not fit is one error that lists it all, and nothing is changed; collective
 --- over state_groups: on no rank then.

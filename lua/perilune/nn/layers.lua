@@ -171,6 +171,9 @@ function Dropout:forward(x)
   self.step = self.step + 1
   return F.dropout(x, self.p, self.seed, stream, P.state.first_sample * columns)
 end
+--- What decides which elements it leaves out next.
+function Dropout:get_extra_state() return { seed = self.seed, stream = self.stream, step = self.step } end
+function Dropout:set_extra_state(state) self.seed, self.stream, self.step = state.seed, state.stream, state.step end
 function Dropout:extra_text() return "p=" .. self.p end
 
 -- -- perceptrons -------------------------------------------------------------------------------------------------------------------

@@ -320,6 +320,12 @@ local function try_all(self, func, state, map, strict)
   return keys
 end
 
+--- What keeps load_state_dict(map, strict) from loading, in words; nil: nothing does. Changes nothing. Local.
+function Module:check_state_dict(map, strict)
+  local ok, err = pcall(try_all, self, "", whole_state(self), map, strict)
+  return not ok and (tostring(type(err) == "table" and err.message or err):gsub("^: ", "")) or nil
+end
+
 --- Copy the tensors of a state_dict (whole ones, or pieces of the same plan) into the state; they are of the same shapes. Every name
 --- must be there, and no other, unless strict is false. Returns { missing_keys =, unexpected_keys = }: lists of names. If something is
 --- wrong nothing is copied; collective where modules are sharded (and over `groups`, a list): nothing is copied on any rank then.

@@ -14,6 +14,7 @@ local leaves = require "perilune.nn.parameter"
 local keyed = require "perilune.nn.keyed"
 local spread = require "perilune.nn.spread"
 local of_ranks = require "perilune.tensor.sharded"
+local StoredTensor = require "perilune.tensor.stored"
 local signature = require "perilune.signature"
 local C, check, ptr = P.C, P.check, Tensor.ptr
 
@@ -177,7 +178,7 @@ local function refusal(s, source)
   if Tensor.is(s.tensor) or s.key == "step" and Tensor.is(source) then
     local n = Tensor.is(s.tensor) and s.tensor:numel() or 1
     if of_ranks.ShardedTensor.is(source) then return "is whole here, given a ShardedTensor; ShardedTensor:gather() makes it whole" end
-    if not Tensor.is(source) then return ("is %s, wanted a tensor"):format(errors.kind(source)) end
+    if not Tensor.is(source) and not StoredTensor.is(source) then return ("is %s, wanted a tensor"):format(errors.kind(source)) end
     return source:numel() ~= n and ("has %d elements, given %d"):format(n, source:numel()) or nil
   end
   return of_ranks.refusal(s.tensor, source)
@@ -197,7 +198,7 @@ function Optimizer:assign_state(map)
     local source = map[s.name]
     if s.key == "step" then
       for _, i in ipairs(s.params) do check(C.peri_optim_steps_set(optim_ptr(self._ref), i - 1, spread.number_of(source))) end
-    elseif Tensor.is(s.tensor) then s.tensor:copy(source:reshape(s.tensor:shape()))
+    elseif Tensor.is(s.tensor) and Tensor.is(source) then s.tensor:copy(source:reshape(s.tensor:shape()))
     else of_ranks.assign(s.tensor, source) end
   end
 end

@@ -108,6 +108,12 @@ local function check_dict(self, func, dict)
   return wrong, found
 end
 
+--- What keeps load_state_dict(dict) from loading, in words; nil: nothing does. Changes nothing. Local.
+function LRScheduler:check_state_dict(dict)
+  local wrong = check_dict(self, "", dict)
+  return #wrong > 0 and table.concat(wrong, "; ") or nil
+end
+
 --- Continue as the scheduler whose state_dict this is; the optimizer gets the rates that it had then. The class and its options must be
 --- the same, and the optimizer's parameters, by name; what does not fit is one error that lists it all, and nothing is changed. Local.
 function LRScheduler:load_state_dict(dict)

@@ -12,6 +12,7 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local signature = require "perilune.signature"
+local StoredTensor = require "perilune.tensor.stored"
 
 local M = {}
 local COPY_ROWS = 65536
@@ -72,14 +73,15 @@ end
 
 local function is_sharded(x) return ShardedTensor.is(x) end
 
---- What keeps `source` (a Tensor or ShardedTensor) from being copied into `target` (either), in words; nil: nothing.
+--- What keeps `source` (a Tensor, ShardedTensor or StoredTensor) from being copied into `target` (one of the former two), in words; nil:
+--- nothing.
 function M.refusal(target, source)
-  if not Tensor.is(source) and not is_sharded(source) then
+  if not Tensor.is(source) and not is_sharded(source) and not StoredTensor.is(source) then
     return ("is %s, wanted a tensor or a ShardedTensor"):format(errors.kind(source))
   end
   local want, got = target:shape(), source:shape()
   if not same(want, got) then return ("has shape %s, given %s"):format(text_of(want), text_of(got)) end
-  if Tensor.is(source) then return nil end
+  if not is_sharded(source) then return nil end
   if Tensor.is(target) then return "is whole here, given a ShardedTensor; ShardedTensor:gather() makes it whole" end
   local mine, theirs = target._local_shards, source._local_shards
   for i = 1, math.max(#mine, #theirs) do
@@ -116,14 +118,30 @@ local function rows_of(self, shard, row, n)
   return rows
 end
 
+--- Copy rows [row, row + n) of the elements of a piece from what is stored.
+local function from_stored(self, shard, row, n, source)
+  local m = shard.metadata
+  local offset, shape = util.copy(m.shard_offsets), util.copy(m.shard_sizes)
+  offset[1], shape[1] = offset[1] + row, n
+  local columns = m.columns and { m.columns[1], m.columns[2] } or nil
+  if shard.tensor then return source:read(offset, shard.tensor:slice(1, row, row + n):reshape(shape), columns) end
+  local rows = Tensor.empty(shape, self._dtype, self._device)
+  source:read(offset, rows, columns)
+  shard.write(row, rows)
+  rows:release()
+end
+
 --- Copy `source`, of which refusal says nothing, into `target`. Local.
 function M.assign(target, source)
+  local stored = StoredTensor.is(source)
   if Tensor.is(target) then
-    target:copy(source)
+    if stored then source:read(util.map(target:shape(), function() return 0 end), target:detach())
+    else target:copy(source) end
     return
   end
   for i, shard in ipairs(target._local_shards) do
     by_rows(shard.metadata, function(row, n)
+      if stored then return from_stored(target, shard, row, n, source) end
       local rows = Tensor.is(source) and part(source, shard.metadata, row, n) or rows_of(source, source._local_shards[i], row, n)
       shard.write(row, rows)
     end)

@@ -5,9 +5,9 @@
  * A checkpoint holds named *tensors*. Each tensor lies there in one or more *pieces*, rectangles of it, which different ranks may have
  * written. Reading does not depend on how a tensor was cut: any rectangle can be asked for, and only the pieces that it meets are read.
  *
- * Saving has three steps. Every rank writes its pieces into one folder with a peri_checkpoint_writer. Each then tells rank 0 its *part* of
- * the manifest (a text, peri_checkpoint_writer_part). Rank 0 joins the parts and gives the folder its name (peri_checkpoint_publish). Until
- * then no checkpoint of that name is there, and one that is being replaced is whole.
+ * Saving has four steps. Rank 0 makes a folder (peri_checkpoint_folder). Every rank writes its pieces there with a peri_checkpoint_writer,
+ * and tells rank 0 its *part* of the manifest (a text, peri_checkpoint_writer_part). Rank 0 joins the parts and gives the folder its name
+ * (peri_checkpoint_publish). Until then no checkpoint of that name is there, and one that is being replaced is whole.
  *
  * Everything here is local: no function communicates, and every function blocks until its bytes are read or handed to the system. Files
  * are untrusted: sizes are checked before anything is allocated, and nothing in them is executed. Handles are for one thread at a time.
@@ -44,6 +44,27 @@ typedef struct peri_checkpoint_place {
     bool checked;          /* false: there is no checksum (a safetensors file that another program wrote) */
 } peri_checkpoint_place;
 
+/* -- the folder of a save ------------------------------------------------------------------------------------------------------------ */
+
+/** A folder in which a save collects its files until they are a checkpoint. */
+typedef struct peri_checkpoint_folder peri_checkpoint_folder;
+
+/** A binding's handle. */
+typedef struct peri_checkpoint_folder_ref {
+    peri_checkpoint_folder *ptr;
+} peri_checkpoint_folder_ref;
+
+/** Make one beside @path, the checkpoint that is to be; folders above that are missing are made. It is locked as long as the handle lives;
+ *  what saves of dead processes left there is removed. On one rank, which tells the others its path. @out new. */
+PERI_API peri_status peri_checkpoint_folder_new(const char *path, peri_checkpoint_folder **out);
+/** Its path. Borrowed. */
+PERI_API const char *peri_checkpoint_folder_path(const peri_checkpoint_folder *folder);
+/** Give it up: if it was not published, it is removed with what a save wrote into it. NULL is fine. */
+PERI_API void peri_checkpoint_folder_release(peri_checkpoint_folder *folder);
+/** On the other ranks: wait until the folder @path is here too, at most 30 s (on network file systems names appear late). PERI_ENOTFOUND:
+ *  this host does not share it. */
+PERI_API peri_status peri_checkpoint_folder_await(const char *path);
+
 /* -- writing ----------------------------------------------------------------------------------------------------------------------- */
 
 /** One rank's files while they are written. */
@@ -74,6 +95,9 @@ PERI_API peri_status peri_checkpoint_writer_finish(peri_checkpoint_writer *write
 PERI_API peri_status peri_checkpoint_writer_part(peri_checkpoint_writer *writer, const char **out);
 /** Free it; files that are not finished are removed. NULL is fine. */
 PERI_API void peri_checkpoint_writer_release(peri_checkpoint_writer *writer);
+
+/** XXH3-64 of the elements of a tensor in row-major order, as manifests have it. Blocks until they are computed. */
+PERI_API peri_status peri_checkpoint_checksum(const peri_tensor *elements, uint64_t *out);
 
 /** What a manifest says beside its tensors. */
 typedef struct peri_checkpoint_facts {

@@ -1,0 +1,27 @@
+-- checkpoint: what is learned outlives the process: folders of safetensors files with a manifest (docs/checkpoints.md).
+--
+--   peri.checkpoint.save("model-1000", { model = model, optimizer = optimizer, schedule = schedule }, { values = { step = 1000 } })
+--   local values = peri.checkpoint.load("model-1000", { model = model, optimizer = optimizer, schedule = schedule })
+local util = require "perilune.util"
+local Checkpoint = require "perilune.checkpoint.reader"
+local signature = require "perilune.signature"
+
+local M = { Checkpoint = Checkpoint }
+
+--- Open a checkpoint to look into it: see checkpoint/reader.lua. Local.
+function M.open(path) return Checkpoint(path) end
+
+--- Save the state of some objects as the checkpoint `path`: parts: name -> an object with state_dict and load_state_dict (a model, an
+--- optimizer, a schedule, ...); the optimizers of a model's fused tables go with the model. options: values =, replace =, group =,
+--- file_bytes =, parent =, see checkpoint/save.lua. Returns the checkpoint's digest. Collective; blocks until it is on the disk.
+function M.save(path, parts, options) return require("perilune.checkpoint.save").save(path, parts, options) end
+
+--- Load the checkpoint `path` into such objects, which may have other plans and be on other numbers of ranks. Everything that was saved
+--- must have its place and everything here must have been saved; options: only =, except =, rename =, group = take a part on purpose, see
+--- checkpoint/load.lua. Returns `values` as saved. Collective.
+function M.load(path, parts, options) return require("perilune.checkpoint.load").load(path, parts, options) end
+
+signature.check("checkpoint.", M, { open = "path: string", save = "path: string, parts: table, options: table?",
+  load = "path: string, parts: table, options: table?" })
+
+return util.face("peri.checkpoint", M)

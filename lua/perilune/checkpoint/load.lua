@@ -1,0 +1,168 @@
+-- load.lua: a checkpoint into a program, under whatever plan and number of ranks. Tensors are found by name; every rank reads what it has a
+-- place for, and nothing else. What does not fit is one error that lists it all, on all ranks, before anything changes.
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local signature = require "perilune.signature"
+local all_or_none = require("perilune.nn.ranks").all_or_none
+local parts_of = require "perilune.checkpoint.parts"
+local Checkpoint = require "perilune.checkpoint.reader"
+
+local M = {}
+local SMALL = 2 -- elements of tensors that are counters: whoever loads one wants its value
+
+local function message_of(err) return tostring(type(err) == "table" and err.message or err) end
+
+--- Run f; then all ranks raise what one of them met.
+local function together(group, func, f)
+  local ok, result = xpcall(f, P.locate)
+  all_or_none(group and { group } or {}, func, not ok and result or nil)
+  return result
+end
+
+--- All ranks have the same checkpoint open.
+local function open_together(group, func, path)
+  local c
+  together(group, func, function() c = Checkpoint(path) end)
+  local digests = group and group:all_gather_object(c:digest(), func) or {}
+  for r, digest in ipairs(digests) do
+    if digest ~= digests[1] then
+      P.fail(("%s: '%s' is checkpoint %s on rank 0 and %s on rank %d: all hosts must share the folder of checkpoints"):format(func, path,
+        digests[1], digest, r - 1))
+    end
+  end
+  return c
+end
+
+-- -- choosing -------------------------------------------------------------------------------------------------------------------------
+
+--- Whether `name` is within one of the prefixes: a part ("optimizer"), or the begin of names ("model/over.").
+local function within(prefixes, name)
+  for _, prefix in ipairs(prefixes) do
+    if name:sub(1, #prefix) == prefix and (prefix:find("/", 1, true) or name:sub(#prefix + 1, #prefix + 1) == "/") then return prefix end
+  end
+end
+
+local function renamed(rename, name)
+  for from, to in util.ordered(rename or {}) do
+    if name:sub(1, #from) == from then return to .. name:sub(#from + 1) end
+  end
+  return name
+end
+
+--- The names that are loaded: a list of { name = in the checkpoint, as = here }, and whether some were left out on purpose.
+local function choose(func, c, a)
+  local list, partial, used = {}, false, {}
+  for _, name in ipairs(c:names()) do
+    local as = renamed(a.rename, name)
+    local only, except = a.only and within(a.only, as), a.except and within(a.except, as)
+    if only then used[only] = true end
+    if except then used[except] = true end
+    if (a.only and not only) or except then partial = true
+    else list[#list + 1] = { name = name, as = as } end
+  end
+  for _, option in ipairs { "only", "except" } do
+    for _, prefix in ipairs(a[option] or {}) do
+      if not used[prefix] then P.fail(("%s: %s: checkpoint '%s' has no tensor whose name begins with '%s'"):format(func, option, c.path,
+        prefix)) end
+    end
+  end
+  return list, partial
+end
+
+--- The dict of each part that is to be loaded: part's name -> { dict, extra }. Parts that were left out are not there.
+local function dicts_of(c, saved, list, a)
+  local dicts = {}
+  local function have(part)
+    local tree = saved.parts and saved.parts[part]
+    dicts[part] = dicts[part] or { dict = tree and util.copy(tree) or {}, extra = saved.extra and saved.extra[part] }
+    return dicts[part].dict
+  end
+  for part in util.ordered(saved.parts or {}) do -- one may have no tensors: a schedule
+    local within_only, within_except = a.only and within(a.only, part .. "/"), a.except and within(a.except, part .. "/")
+    if not within_except and (not a.only or within_only) then have(part) end
+  end
+  for _, entry in ipairs(list) do
+    local part = entry.as:match "^([^/]*)/" or ""
+    local stored = c:stored(entry.name)
+    parts_of.place(have(part), entry.as, stored:numel() <= SMALL and P.lasting(stored.tensor, stored, "cpu") or stored)
+  end
+  return dicts
+end
+
+-- -- loading --------------------------------------------------------------------------------------------------------------------------
+
+--- What does not fit, as one text; nil: all does.
+local function refusal(func, parts, dicts, partial)
+  local wrong, given = {}, {}
+  for _, part in ipairs(parts) do
+    local d = dicts[part.name]
+    given[part.name] = true
+    if not d and not partial then
+      wrong[#wrong + 1] = ("part '%s' is not in it; those are: %s"):format(part.name, table.concat(util.keys(dicts), ", "))
+    elseif d and part.object.check_state_dict then
+      local why = part.object:check_state_dict(d.dict, not partial)
+      if why then wrong[#wrong + 1] = ("part '%s': %s"):format(part.name, why) end
+    end
+    if d and part.module and not partial then
+      local why = parts_of.extra_refusal(part.object, d.extra or {})
+      if why then wrong[#wrong + 1] = ("part '%s': %s"):format(part.name, why) end
+    end
+  end
+  for name in util.ordered(dicts) do
+    if not given[name] then
+      wrong[#wrong + 1] = ("part '%s' has no object here; give it, or leave it out: except = { '%s' }"):format(name, name)
+    end
+  end
+  if #wrong > 0 then P.fail(("%s: %s"):format(func, table.concat(wrong, "; "))) end
+end
+
+local function take(part, d, partial)
+  if part.module then
+    part.object:load_state_dict(d.dict, not partial)
+    if d.extra then parts_of.set_extra(part.object, d.extra) end
+  else
+    part.object:load_state_dict(d.dict)
+  end
+end
+
+local arguments = {
+  only = util.optional,    -- list of parts ("model") and begins of names ("model/over."): nothing else is loaded
+  except = util.optional,  -- likewise: what is left out
+  rename = util.optional,  -- begins of names: as they are in the checkpoint -> as they are here
+  group = util.optional,   -- the ranks that load together; default: the world, if one was joined
+}
+
+--- See checkpoint.load.
+function M.load(path, given, options)
+  local func = "checkpoint.load"
+  signature.value(func, "path", path, "string")
+  local a = util.named(func, options or {}, arguments)
+  for _, name in ipairs { "only", "except" } do
+    if a[name] ~= nil then signature.value(func, name, a[name], "strings") end
+  end
+  local group = a.group or P.state.world or nil
+  group = group and group:size() > 1 and group or nil
+  local c = open_together(group, func, path)
+  local parts, dicts, partial, saved
+  together(group, func, function()
+    local list
+    parts, saved = parts_of.list(func, given), c:values()
+    list, partial = choose(func, c, a)
+    dicts = dicts_of(c, saved, list, a)
+    partial = partial or a.only ~= nil or a.except ~= nil
+    refusal(func, parts, dicts, partial)
+  end)
+  for _, part in ipairs(parts) do
+    local d = dicts[part.name]
+    local ok, err = true, nil
+    if d then ok, err = xpcall(take, P.locate, part, d, partial) end
+    all_or_none(group and { group } or {}, func, not ok and ("part '%s' is loaded in part only: %s; load a good checkpoint before going on")
+      :format(part.name, message_of(err)) or nil)
+  end
+  local result = saved.values
+  c:close()
+  return result
+end
+
+signature.list_of("strings", "a list of texts", "string")
+return M

@@ -1,0 +1,126 @@
+-- parts.lua: what a checkpoint has of a running program: its parts (a model, optimizers, schedules, ...), each a state_dict, taken apart
+-- into named tensors and everything else.
+--
+-- A tensor's name is the part's and the keys that lead to it, with "/" between: "model/over.weight",
+-- "optimizer/over.weight/exp_avg". "/" and "%" in a key are "%2F" and "%25"; a key that is a number n is "#n".
+local errors = require "perilune.errors"
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local signature = require "perilune.signature"
+local nn = require "perilune.nn"
+local Tensor = require "perilune.tensor"
+local ShardedTensor = require("perilune.tensor.sharded").ShardedTensor
+
+local M = {}
+
+-- -- parts ----------------------------------------------------------------------------------------------------------------------------
+
+--- The optimizer of the tables that a model updates in its backward passes; nil: it has none.
+local function tables_of(model)
+  if model.fused_optimizer then return model:fused_optimizer() end
+  local list = {}
+  for _, m in ipairs(model:named_modules()) do
+    local optimizer = m.module.fused_optimizer and m.module:fused_optimizer()
+    if optimizer then list[#list + 1] = { name = m.path, optimizer = optimizer } end
+  end
+  return #list > 0 and nn.optim.CombinedOptimizer(list) or nil
+end
+
+--- The parts of a program: a list of { name =, object =, module = (whether it is one) }, models first, each followed by the optimizer of
+--- its tables under the name "<model>.tables". Every object has state_dict and load_state_dict.
+function M.list(func, given)
+  local models, others = {}, {}
+  signature.value(func, "parts", given, "table")
+  for name, object in util.ordered(given) do
+    if type(name) ~= "string" or not name:match "^[%w_]+$" then
+      P.fail(("%s: part %s: names of parts are letters, digits and _"):format(func, errors.kind(name)))
+    end
+    if type(object) ~= "table" or not (util.is_callable(object.state_dict) and util.is_callable(object.load_state_dict)) then
+      P.fail(("%s: part '%s' is %s, wanted an object with methods state_dict and load_state_dict, such as a module, an optimizer or a "
+        .. "schedule; plain numbers and texts go into `values`"):format(func, name, errors.kind(object)))
+    end
+    if nn.Module.is(object) then
+      models[#models + 1] = { name = name, object = object, module = true }
+      local tables = tables_of(object)
+      if tables and #tables.names > 0 then models[#models + 1] = { name = name .. ".tables", object = tables } end
+    else
+      others[#others + 1] = { name = name, object = object }
+    end
+  end
+  for _, part in ipairs(others) do models[#models + 1] = part end
+  if #models == 0 then P.fail(func .. ": parts is empty; for example { model = model, optimizer = optimizer }") end
+  return models
+end
+
+-- -- what modules keep beside tensors -------------------------------------------------------------------------------------------------
+
+--- The modules of a model, under the paths that they have in its state_dict.
+local function modules_of(model) return (model.wraps and model.module or model):named_modules() end
+
+--- path -> what the module there keeps beside tensors (get_extra_state, as PyTorch's modules have it).
+function M.extra_of(model)
+  local extra = {}
+  for _, m in ipairs(modules_of(model)) do
+    if m.module.get_extra_state then extra[m.path] = m.module:get_extra_state() end
+  end
+  return extra
+end
+
+--- Paths that `extra` has and the model's modules do not take, or the other way round, in words; nil: none.
+function M.extra_refusal(model, extra)
+  local known, wrong = {}, {}
+  for _, m in ipairs(modules_of(model)) do
+    if m.module.set_extra_state then
+      known[m.path] = true
+      if extra[m.path] == nil then wrong[#wrong + 1] = ("'%s' is missing"):format(m.path) end
+    end
+  end
+  for path in util.ordered(extra) do
+    if not known[path] then wrong[#wrong + 1] = ("it has no '%s'"):format(path) end
+  end
+  return #wrong > 0 and "state of modules beside tensors: " .. table.concat(wrong, ", ") or nil
+end
+
+function M.set_extra(model, extra)
+  for _, m in ipairs(modules_of(model)) do
+    if m.module.set_extra_state and extra[m.path] ~= nil then m.module:set_extra_state(extra[m.path]) end
+  end
+end
+
+-- -- names ----------------------------------------------------------------------------------------------------------------------------
+
+local function component(key)
+  if type(key) == "number" then return ("#%.17g"):format(key) end
+  return (key:gsub("[%%/]", { ["%"] = "%25", ["/"] = "%2F" }):gsub("^#", "%%23"))
+end
+
+local function key_of(text)
+  if text:sub(1, 1) == "#" then return tonumber(text:sub(2)) end
+  return (text:gsub("%%(%x%x)", function(h) return string.char(tonumber(h, 16)) end))
+end
+
+local function is_tensor(x) return Tensor.is(x) or ShardedTensor.is(x) end
+
+--- Take a state_dict apart: append { name =, tensor = } to `tensors`, and return a copy without tensors.
+function M.flatten(dict, name, tensors)
+  local rest = {}
+  for key, value in util.ordered(dict) do
+    if is_tensor(value) then tensors[#tensors + 1] = { name = name .. "/" .. component(key), tensor = value }
+    elseif type(value) == "table" then rest[key] = M.flatten(value, name .. "/" .. component(key), tensors)
+    else rest[key] = value end
+  end
+  return rest
+end
+
+--- Put a tensor where its name says into what flatten returned for its part.
+function M.place(rest, name, tensor)
+  local keys = {}
+  for text in (name:match "^[^/]*/(.*)$" .. "/"):gmatch "([^/]*)/" do keys[#keys + 1] = key_of(text) end
+  for i = 1, #keys - 1 do
+    rest[keys[i]] = type(rest[keys[i]]) == "table" and rest[keys[i]] or {}
+    rest = rest[keys[i]]
+  end
+  rest[keys[#keys]] = tensor
+end
+
+return M

@@ -1,0 +1,144 @@
+-- reader.lua: an open checkpoint.
+--
+--   local c = peri.checkpoint.open "model-1000"
+--   c:names()                          -- of all tensors, sorted
+--   c:tensor(name)                     -- { name =, dtype =, shape = { ... }, pieces = { { file =, begin =, bytes =, xxh3 =, offset =,
+--                                      -- size =, columns = { first, number } or nil }, ... } }
+--   c:read(name)                       -- a tensor with all of it
+--   c:read(name, { offset = { 10, 0 }, size = { 5, 64 } }, tensor)   -- a rectangle, into a tensor
+--   c:stored(name)                     -- a StoredTensor: a source for load_state_dict
+--   c:values() c:digest() c:parent()
+local ffi = require "ffi"
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local signature = require "perilune.signature"
+local Tensor = require "perilune.tensor"
+local StoredTensor = require "perilune.tensor.stored"
+local values = require "perilune.checkpoint.values"
+local C, check = P.C, P.check
+
+local _, _, _, wrap = P.handle("peri_checkpoint", {}, nil, "a checkpoint")
+local out, info = ffi.new "peri_checkpoint *[1]", ffi.new "peri_checkpoint_tensor"
+local place, region_out = ffi.new "peri_checkpoint_place", ffi.new "peri_checkpoint_region"
+
+local Checkpoint = util.class "Checkpoint"
+
+function Checkpoint:init(path)
+  signature.value("checkpoint.open", "path", path, "string")
+  check(C.peri_checkpoint_open(path, out))
+  self.path, self._ref = path, wrap(out[0])
+  self._count = tonumber(C.peri_checkpoint_count(out[0]))
+end
+function Checkpoint:__tostring() return ("checkpoint '%s' of %s"):format(self.path, util.number_of(self._count, "tensor")) end
+
+local function pointer(self)
+  if self._ref.ptr == nil then P.fail(("checkpoint '%s': it was closed"):format(self.path)) end
+  return self._ref.ptr
+end
+
+function Checkpoint:close() self._ref:release() end
+
+--- Names of all tensors, in order.
+function Checkpoint:names()
+  local list, c = {}, pointer(self)
+  for i = 1, self._count do
+    check(C.peri_checkpoint_tensor_at(c, i - 1, info))
+    list[i] = ffi.string(info.name)
+  end
+  return list
+end
+
+function Checkpoint:has(name) return C.peri_checkpoint_find(pointer(self), name) >= 0 end
+
+local function index_of(self, name)
+  local i = C.peri_checkpoint_find(pointer(self), name)
+  if i < 0 then P.fail(("checkpoint '%s': it has no tensor '%s'"):format(self.path, name)) end
+  return i
+end
+
+local function numbers(array, n)
+  local list = {}
+  for d = 1, n do list[d] = tonumber(array[d - 1]) end
+  return list
+end
+
+--- Dtype and shape of a tensor.
+local function describe(self, name)
+  local i = index_of(self, name)
+  check(C.peri_checkpoint_tensor_at(pointer(self), i, info))
+  return P.dtype_names[info.dtype], numbers(info.shape, info.ndim), i, tonumber(info.pieces)
+end
+
+--- Everything that the checkpoint says of a tensor.
+function Checkpoint:tensor(name)
+  local dtype, shape, index, n = describe(self, name)
+  local pieces = {}
+  for k = 1, n do
+    check(C.peri_checkpoint_piece(pointer(self), index, k - 1, region_out, place))
+    pieces[k] = { file = ffi.string(place.file), begin = tonumber(place.begin), bytes = tonumber(place.bytes),
+      xxh3 = place.checked and bit.tohex(tonumber(place.checksum / 2 ^ 32)) .. bit.tohex(tonumber(place.checksum % 2 ^ 32)) or nil,
+      offset = numbers(region_out.offset, #shape), size = numbers(region_out.size, #shape),
+      columns = region_out.columns > 0 and { tonumber(region_out.column), tonumber(region_out.columns) } or nil }
+  end
+  return { name = name, dtype = dtype, shape = shape, pieces = pieces }
+end
+
+--- A region for C; nil: all of `shape`.
+local function region_of(shape, region)
+  local r = ffi.new "peri_checkpoint_region"
+  for d = 1, #shape do
+    r.offset[d - 1] = region and region.offset[d] or 0
+    r.size[d - 1] = region and region.size[d] or shape[d]
+  end
+  if region and region.columns then r.column, r.columns = region.columns[1], region.columns[2] end
+  return r
+end
+
+--- A rectangle (nil: all) of a tensor, { offset =, size =, columns = or nil }, into `tensor` (nil: a new one). Returns it. Blocks.
+function Checkpoint:read(name, region, tensor)
+  local dtype, shape, index = describe(self, name)
+  local r = region_of(shape, region)
+  tensor = tensor or Tensor.empty(region and region.size or shape, dtype, "cpu")
+  check(C.peri_checkpoint_read(pointer(self), index, r, Tensor.ptr(tensor)))
+  return tensor
+end
+
+--- The tensor as a source for load_state_dict, which reads from the checkpoint what it wants.
+function Checkpoint:stored(name)
+  local dtype, shape = describe(self, name)
+  return StoredTensor { size = shape, dtype = dtype, read = function(region, tensor) self:read(name, region, tensor) end }
+end
+
+--- Compare all pieces with their checksums; progress (or nil): called with the bytes of each. Raises at the first that differs.
+function Checkpoint:verify(progress)
+  for i = 0, self._count - 1 do
+    check(C.peri_checkpoint_tensor_at(pointer(self), i, info))
+    for k = 0, tonumber(info.pieces) - 1 do
+      check(C.peri_checkpoint_verify(pointer(self), i, k))
+      if progress then
+        check(C.peri_checkpoint_piece(pointer(self), i, k, nil, place))
+        progress(tonumber(place.bytes))
+      end
+    end
+  end
+end
+
+--- What was saved beside tensors.
+function Checkpoint:values()
+  return values.decode(ffi.string(C.peri_checkpoint_values(pointer(self))), ("checkpoint '%s'"):format(self.path))
+end
+function Checkpoint:digest() return ffi.string(C.peri_checkpoint_digest(pointer(self))) end
+--- The digest of the checkpoint that this one is an increment of; nil: it is whole by itself.
+function Checkpoint:parent()
+  local digest = ffi.string(C.peri_checkpoint_parent(pointer(self)))
+  return digest ~= "" and digest or nil
+end
+
+signature.kind("checkpoint_region", "{ offset = list of numbers, size = list of numbers }", function(x)
+  return type(x) == "table" and type(x.offset) == "table" and type(x.size) == "table"
+end)
+signature.check("Checkpoint:", Checkpoint, { tensor = "self: table, name: string", has = "self: table, name: string",
+  read = "self: table, name: string, region: checkpoint_region?, tensor: tensor?", stored = "self: table, name: string",
+  verify = "self: table, progress: callable?" })
+
+return Checkpoint

@@ -1,0 +1,242 @@
+-- save.lua: all ranks write one checkpoint.
+--
+-- 1. Every rank lists the pieces that it could write. A piece that several ranks have (the dense part, replicas) is written by one of them.
+-- 2. Rank 0 makes a folder, and every rank writes its pieces into files of its own there.
+-- 3. Rank 0 gets the parts of the manifest, and gives the folder its name. What one rank meets is an error on all, and no checkpoint.
+local ffi = require "ffi"
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local signature = require "perilune.signature"
+local Tensor = require "perilune.tensor"
+local all_or_none = require("perilune.nn.ranks").all_or_none
+local parts_of = require "perilune.checkpoint.parts"
+local values = require "perilune.checkpoint.values"
+local C, check = P.C, P.check
+
+local M = {}
+
+local _, _, _, wrap_writer = P.handle("peri_checkpoint_writer", {}, nil, "a writer of a checkpoint")
+local _, _, _, wrap_folder = P.handle("peri_checkpoint_folder", {}, nil, "a folder of a checkpoint")
+local writer_out, folder_out = ffi.new "peri_checkpoint_writer *[1]", ffi.new "peri_checkpoint_folder *[1]"
+local text_out, sum_out = ffi.new "const char *[1]", ffi.new "uint64_t[1]"
+local BLOCK_BYTES = 16 * 2 ^ 20 -- of rows that are read from a shard that is no tensor
+
+-- -- pieces ---------------------------------------------------------------------------------------------------------------------------
+
+local function numbers_text(list) return table.concat(list, ",") end
+
+--- A piece: { key = the same for pieces that are the same, name =, dtype =, shape =, offset =, size =, columns =, bytes =, and one of
+--- tensor = (elements), shard = (of a ShardedTensor) }.
+local function piece(name, dtype, shape, m, source)
+  local p = { name = name, dtype = dtype, shape = shape, offset = m.shard_offsets, size = m.shard_sizes, columns = m.columns,
+    bytes = tonumber(C.peri_dtype_size(C.peri_dtype_parse(dtype))) }
+  for _, n in ipairs(p.size) do p.bytes = p.bytes * n end
+  p.key = ("%s [%s] [%s] %s"):format(name, numbers_text(p.offset), numbers_text(p.size), p.columns and numbers_text(p.columns) or "")
+  for k, v in util.ordered(source) do p[k] = v end
+  return p
+end
+
+--- Whether the pieces of a ShardedTensor are every element of it, where those at the same place count once. (Those of Shampoo's
+--- preconditioners are blocks on a diagonal.)
+local function is_whole(t)
+  local seen, sums, all = {}, {}, 1
+  for _, n in ipairs(t:size()) do all = all * n end
+  for _, m in ipairs(t:metadata().shards_metadata) do
+    local columns = m.columns and numbers_text(m.columns) or ""
+    local key, n = columns .. ";" .. numbers_text(m.shard_offsets), 1
+    for _, size in ipairs(m.shard_sizes) do n = n * size end
+    sums[columns] = (sums[columns] or 0) + (seen[key] and 0 or n)
+    seen[key] = true
+  end
+  for _, sum in util.ordered(sums) do
+    if sum ~= all then return false end
+  end
+  return true
+end
+
+local function whole_metadata(shape) return { shard_offsets = util.map(shape, function() return 0 end), shard_sizes = shape } end
+
+--- Append the pieces of this rank. Collective where a ShardedTensor has to be made whole.
+local function add_pieces(list, name, t, checked)
+  if Tensor.is(t) then
+    list[#list + 1] = piece(name, t:dtype(), t:shape(), whole_metadata(t:shape()), { tensor = t, replica = checked and "equal" or "first" })
+  elseif is_whole(t) then
+    for _, shard in ipairs(t:local_shards()) do
+      list[#list + 1] = piece(name, t:dtype(), t:size(), shard.metadata, { shard = shard, device = t._device })
+    end
+  else
+    local whole = t:gather()
+    list[#list + 1] = piece(name, whole:dtype(), whole:shape(), whole_metadata(whole:shape()), { tensor = whole, replica = "first" })
+  end
+end
+
+--- Everything that this rank has: pieces, and what the parts have beside tensors.
+local function collect(parts)
+  local pieces, trees, extra = {}, {}, {}
+  for _, part in ipairs(parts) do
+    local tensors = {}
+    trees[part.name] = parts_of.flatten(part.object:state_dict(), part.name, tensors)
+    if part.module then extra[part.name] = parts_of.extra_of(part.object) end
+    for _, t in ipairs(tensors) do
+      -- What is trained is equal on all ranks; of a buffer, such as a running mean, each rank may have its own: the first one's is kept.
+      local d = part.module and Tensor.is(t.tensor) and t.tensor:describe()
+      add_pieces(pieces, t.name, t.tensor, not part.module or d and d.requires_grad and d.leaf)
+    end
+  end
+  return pieces, trees, extra
+end
+
+local function checksum(t)
+  check(C.peri_checkpoint_checksum(Tensor.ptr(t), sum_out))
+  return sum_out[0]
+end
+
+--- Who writes what: key -> rank (from 1). Ranks with the same piece share the work by bytes; a replica that is not checked is the first
+--- rank's. Raises where replicas that must be equal are not.
+local function owners(all)
+  local first, load, owner = {}, {}, {}
+  for r, list in ipairs(all) do
+    load[r] = 0
+    for _, x in ipairs(list) do
+      local f = first[x.key]
+      if not f then
+        f = { sum = x.sum, rank = r, ranks = {}, bytes = x.bytes, replica = x.replica, name = x.name }
+        first[x.key], first[#first + 1] = f, x.key
+      elseif x.sum and x.sum ~= f.sum then
+        P.fail(("tensor '%s' differs between rank %d and rank %d: what all ranks train alike has drifted apart"):format(x.name, f.rank - 1,
+          r - 1))
+      end
+      f.ranks[#f.ranks + 1] = r
+    end
+  end
+  for _, key in ipairs(first) do
+    local f = first[key]
+    local best = f.ranks[1]
+    for _, r in ipairs(f.replica ~= "first" and f.ranks or {}) do
+      if load[r] < load[best] then best = r end
+    end
+    owner[key] = best
+    load[best] = load[best] + f.bytes
+  end
+  return owner
+end
+
+--- The pieces that this rank is to write.
+local function chosen(group, func, pieces)
+  local told = util.map(pieces, function(p)
+    return { key = p.key, bytes = p.bytes, replica = p.replica, name = p.name,
+      sum = group and p.replica == "equal" and checksum(p.tensor) or nil }
+  end)
+  local owner, mine, seen = owners(group and group:all_gather_object(told, func) or { told }), {}, {}
+  for _, p in ipairs(pieces) do
+    if owner[p.key] == (group and group:rank() or 0) + 1 and not seen[p.key] then mine[#mine + 1] = p end
+    seen[p.key] = true
+  end
+  return mine
+end
+
+-- -- writing --------------------------------------------------------------------------------------------------------------------------
+
+local function announce(writer, p)
+  local t, r = ffi.new "peri_checkpoint_tensor", ffi.new "peri_checkpoint_region"
+  t.name, t.dtype, t.ndim = p.name, C.peri_dtype_parse(p.dtype), #p.shape
+  for d = 1, #p.shape do t.shape[d - 1], r.offset[d - 1], r.size[d - 1] = p.shape[d], p.offset[d], p.size[d] end
+  if p.columns then r.column, r.columns = p.columns[1], p.columns[2] end
+  check(C.peri_checkpoint_writer_add(writer, t, r))
+end
+
+--- Rows of a shard that is no tensor, block by block.
+local function put_rows(writer, p)
+  local rows, size = p.size[1], util.copy(p.size)
+  local step = math.max(1, math.floor(BLOCK_BYTES / math.max(1, p.bytes / math.max(1, rows))))
+  for row = 0, rows - 1, step do
+    size[1] = math.min(step, rows - row)
+    local block = Tensor.empty(size, p.dtype, p.device)
+    p.shard.read(row, block)
+    check(C.peri_checkpoint_writer_put(writer, Tensor.ptr(block)))
+    block:release()
+  end
+end
+
+local function put(writer, p)
+  local tensor = p.tensor or p.shard.tensor
+  if tensor then check(C.peri_checkpoint_writer_put(writer, Tensor.ptr(tensor)))
+  else put_rows(writer, p) end
+end
+
+--- Write this rank's files; returns its part of the manifest.
+local function write(folder, rank, pieces, file_bytes)
+  check(C.peri_checkpoint_folder_await(folder))
+  check(C.peri_checkpoint_writer_new(folder, ("rank-%d"):format(rank), file_bytes, writer_out))
+  local handle = wrap_writer(writer_out[0])
+  local writer = handle.ptr
+  local ok, err = xpcall(function()
+    for _, p in ipairs(pieces) do announce(writer, p) end
+    for _, p in ipairs(pieces) do put(writer, p) end
+    check(C.peri_checkpoint_writer_finish(writer))
+    check(C.peri_checkpoint_writer_part(writer, text_out))
+    return ffi.string(text_out[0])
+  end, P.locate)
+  handle:release()
+  if not ok then error(err, 0) end
+  return err
+end
+
+--- Run f; then all ranks raise what one of them met. Returns what f returned.
+local function together(group, func, f)
+  local ok, result = xpcall(f, P.locate)
+  all_or_none(group and { group } or {}, func, not ok and result or nil)
+  return result
+end
+
+local arguments = {
+  values = util.optional,         -- plain numbers, texts and tables of them, kept beside: what checkpoint.load returns
+  replace = false,                -- whether a checkpoint that is there already is replaced
+  group = util.optional,          -- the ranks that save together; default: the world, if one was joined
+  file_bytes = util.optional,     -- of a file, at most (a row may be larger); default: 16 GiB
+  parent = util.optional.string,  -- digest of the checkpoint that this one is an increment of
+}
+
+local function publish(folder, path, all, text, a)
+  local list, digest = ffi.new("const char *[?]", #all), ffi.new "char[33]"
+  for i, part in ipairs(all) do list[i - 1] = part end
+  local facts = ffi.new "peri_checkpoint_facts"
+  facts.values, facts.parent = text, a.parent
+  check(C.peri_checkpoint_publish(folder, path, list, #all, facts, a.replace, digest))
+  return ffi.string(digest)
+end
+
+--- See checkpoint.save.
+function M.save(path, given, options)
+  local func = "checkpoint.save"
+  signature.value(func, "path", path, "string")
+  local a = util.named(func, options or {}, arguments)
+  local group = a.group or P.state.world or nil
+  group = group and group:size() > 1 and group or nil
+  local rank, held, folder, text, pieces = group and group:rank() or 0, nil, nil, nil, nil
+  together(group, func, function()
+    local parts = parts_of.list(func, given)
+    local all, trees, extra = collect(parts)
+    pieces = all
+    text = values.encode({ parts = trees, extra = extra, values = a.values, ranks = group and group:size() or 1 }, func)
+  end)
+  together(group, func, function() pieces = chosen(group, func, pieces) end)
+  together(group, func, function()
+    if rank ~= 0 then return end
+    check(C.peri_checkpoint_folder_new(path, folder_out))
+    held = wrap_folder(folder_out[0])
+    folder = ffi.string(C.peri_checkpoint_folder_path(held.ptr))
+  end)
+  local ok, result = xpcall(function()
+    folder = group and group:all_gather_object(folder or false, func)[1] or folder
+    local part = together(group, func, function() return write(folder, rank, pieces, a.file_bytes or 0) end)
+    local all = group and group:all_gather_object(part, func) or { part }
+    local digest = together(group, func, function() return rank == 0 and publish(folder, path, all, text, a) end)
+    return group and group:all_gather_object(digest, func)[1] or digest
+  end, P.locate)
+  if held then held:release() end
+  if not ok then error(result, 0) end
+  return result
+end
+
+return M

@@ -1,0 +1,128 @@
+-- values.lua: Lua values as JSON, and back, without losing anything: nil, booleans, all numbers, 64-bit whole numbers, strings of any
+-- bytes, plain tables of these. What JSON has no word for is an object with one key that begins with "$":
+--
+--   { "$number": "nan" }   not a number; "inf", "-inf"        { "$int": "-9007199254740993" }   an int64_t; "$uint": a uint64_t
+--   { "$bytes": "00ff" }   a string that is no UTF-8          { "$map": [[1.5, "a"], ...] }     a table that is neither list nor object
+local ffi = require "ffi"
+local json = require "dkjson"
+local errors = require "perilune.errors"
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+
+local M = {}
+local DEPTH = 60 -- nesting that the C reader takes
+local signed, unsigned = ffi.typeof "int64_t", ffi.typeof "uint64_t"
+
+--- Whether a string is UTF-8 (RFC 3629), without zero bytes.
+local function is_utf8(s)
+  local i, n = 1, #s
+  while i <= n do
+    local c = s:byte(i)
+    if c == 0 then return false end
+    local more = c < 0x80 and 0 or c >= 0xc2 and c < 0xe0 and 1 or c >= 0xe0 and c < 0xf0 and 2 or c >= 0xf0 and c < 0xf5 and 3
+    if not more then return false end
+    for k = 1, more do
+      local b = s:byte(i + k) or 0
+      if b < 0x80 or b > 0xbf then return false end
+    end
+    local second = more > 0 and s:byte(i + 1)
+    if c == 0xe0 and second < 0xa0 or c == 0xed and second > 0x9f or c == 0xf0 and second < 0x90 or c == 0xf4 and second > 0x8f then
+      return false
+    end
+    i = i + 1 + more
+  end
+  return true
+end
+
+local escapes = { ['"'] = '\\"', ["\\"] = "\\\\" }
+local function text(s)
+  if not is_utf8(s) then return ('{"$bytes":"%s"}'):format((s:gsub(".", function(c) return ("%02x"):format(c:byte()) end))) end
+  return '"' .. s:gsub('[%c"\\\127]', function(c) return escapes[c] or ("\\u%04x"):format(c:byte()) end) .. '"'
+end
+
+local function number(x)
+  if x ~= x then return '{"$number":"nan"}' end
+  if x == math.huge or x == -math.huge then return ('{"$number":"%s"}'):format(x > 0 and "inf" or "-inf") end
+  return x == 0 and 1 / x < 0 and "-0.0" or ("%.17g"):format(x)
+end
+
+local write
+
+--- Of a table: "list", "object" or "map".
+local function shape_of(x)
+  local keys, names = util.keys(x) or {}, true
+  if #keys > 0 and #x == #keys then return "list" end
+  for _, key in ipairs(keys) do names = names and type(key) == "string" and key:sub(1, 1) ~= "$" and is_utf8(key) end
+  return names and "object" or "map"
+end
+
+local function write_table(x, func, path, depth)
+  local parts = {}
+  local function inner(key, value) return write(value, func, ("%s[%s]"):format(path, tostring(key)), depth + 1) end
+  if depth > DEPTH then P.fail(("%s: %s is nested deeper than %d tables, or contains itself"):format(func, path:sub(1, 80), DEPTH)) end
+  local shape = shape_of(x)
+  if shape == "list" then
+    for i = 1, #x do parts[i] = inner(i, x[i]) end
+    return "[" .. table.concat(parts, ",") .. "]"
+  end
+  local keys = util.keys(x) or P.fail(("%s: %s has keys that are neither strings nor numbers"):format(func, path))
+  for i, key in ipairs(keys) do
+    if shape == "object" then parts[i] = text(key) .. ":" .. inner(key, rawget(x, key))
+    else parts[i] = ("[%s,%s]"):format(write(key, func, path, depth), inner(key, rawget(x, key))) end
+  end
+  if shape == "object" then return "{" .. table.concat(parts, ",") .. "}" end
+  return '{"$map":[' .. table.concat(parts, ",") .. "]}"
+end
+
+write = function(x, func, path, depth)
+  local kind = type(x)
+  if x == nil then return "null" end
+  if kind == "boolean" then return tostring(x) end
+  if kind == "number" then return number(x) end
+  if kind == "string" then return text(x) end
+  if kind == "table" and getmetatable(x) == nil then return write_table(x, func, path, depth) end
+  if kind == "cdata" and ffi.istype(signed, x) then return ('{"$int":"%s"}'):format((tostring(x):gsub("LL$", ""))) end
+  if kind == "cdata" and ffi.istype(unsigned, x) then return ('{"$uint":"%s"}'):format((tostring(x):gsub("ULL$", ""))) end
+  P.fail(("%s: %s is %s, allowed: nil, booleans, numbers, strings and plain tables of them"):format(func, path, errors.kind(x)))
+end
+
+--- The JSON text of a value; func: whose it is, for errors.
+function M.encode(x, func) return write(x, func, "values", 1) end
+
+local special = {
+  ["$number"] = function(s) return tonumber(s) or s == "nan" and 0 / 0 or s == "inf" and math.huge or s == "-inf" and -math.huge end,
+  ["$int"] = function(s)
+    local minus, digits = s:match "^(%-?)(%d+)$"
+    local x = 0LL
+    for c in (digits or ""):gmatch "." do x = x * 10 + tonumber(c) end
+    return minus == "-" and -x or x
+  end,
+  ["$uint"] = function(s)
+    local x = 0ULL
+    for c in s:gmatch "%d" do x = x * 10 + tonumber(c) end
+    return x
+  end,
+  ["$bytes"] = function(s) return (s:gsub("%x%x", function(h) return string.char(tonumber(h, 16)) end)) end,
+}
+
+local function read(x)
+  if type(x) ~= "table" then return x end
+  local key, value = next(x)
+  if type(key) == "string" and special[key] and type(value) == "string" and next(x, key) == nil then return special[key](value) end
+  local result = {}
+  if key == "$map" and type(value) == "table" and next(x, key) == nil then
+    for _, pair in ipairs(value) do result[read(pair[1])] = read(pair[2]) end
+    return result
+  end
+  for k, v in util.ordered(x) do result[k] = read(v) end
+  return result
+end
+
+--- The value that a JSON text says; `from` names it in errors.
+function M.decode(json_text, from)
+  local value, _, err = json.decode(json_text, 1, nil, nil)
+  if err then P.fail(("%s: its values are no JSON: %s"):format(from, err)) end
+  return read(value)
+end
+
+return M

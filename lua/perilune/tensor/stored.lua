@@ -1,0 +1,45 @@
+-- tensor/stored.lua: a tensor that lies somewhere else, in a checkpoint say, and is read only where it is wanted: a source for
+-- load_state_dict that is never in memory as a whole.
+local util = require "perilune.util"
+local Tensor = require "perilune.tensor"
+
+local StoredTensor = util.class "StoredTensor"
+
+--- size: of the whole; dtype; read = function(region, tensor), which fills `tensor`, of that dtype, with a rectangle: { offset = list,
+--- size = list, columns = { first, number } or nil }. columns: where the numbers are of rows of a table, those of these columns are wanted.
+function StoredTensor:init(args)
+  local a = util.named("StoredTensor", args, { size = util.required.list, dtype = util.required.string, read = util.required })
+  self._size, self._dtype, self._read = a.size, a.dtype, a.read
+end
+
+function StoredTensor:size(d)
+  if d then return self._size[d] end
+  return util.copy(self._size)
+end
+StoredTensor.shape = StoredTensor.size
+function StoredTensor:numel()
+  local n = 1
+  for _, size in ipairs(self._size) do n = n * size end
+  return n
+end
+function StoredTensor:dtype() return self._dtype end
+function StoredTensor:__tostring() return ("StoredTensor %s [%s]"):format(self._dtype, table.concat(self._size, ", ")) end
+
+--- Fill `tensor` with the rectangle of its shape that begins at `offset`; numbers of another dtype are converted.
+function StoredTensor:read(offset, tensor, columns)
+  local region = { offset = offset, size = tensor:shape(), columns = columns }
+  if tensor:dtype() == self._dtype then return self._read(region, tensor) end
+  local same = Tensor.empty(region.size, self._dtype, "cpu")
+  self._read(region, same)
+  tensor:copy(same)
+  same:release()
+end
+
+--- The whole, as a tensor.
+function StoredTensor:tensor(device)
+  local whole = Tensor.empty(self._size, self._dtype, device)
+  self:read(util.map(self._size, function() return 0 end), whole)
+  return whole
+end
+
+return StoredTensor

@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * folder.c: the folder in which a save collects its files, ".NAME.saving-0123456789abcdef" beside what it will be. Whoever makes it holds a
+ * lock on it, so that others can tell a save that goes on from what a dead one has left.
+ */
+#include "files.h"
+#include "manifest.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <sys/file.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#define SAVING ".saving-"
+enum { DIGITS = 16 };
+
+struct peri_checkpoint_folder {
+    char *path;
+    int lock; /* the folder, open and locked */
+};
+
+/** Whether @name is that of a save's folder. */
+static bool is_saving(const char *name)
+{
+    size_t n = strlen(name), tail = sizeof SAVING - 1 + DIGITS;
+    return *name == '.' && n > tail && memcmp(name + n - tail, SAVING, sizeof SAVING - 1) == 0 &&
+           strspn(name + n - DIGITS, "0123456789abcdef") == DIGITS;
+}
+
+/** Whether a save writes files of that name. */
+static bool is_ours(const char *name)
+{
+    static const char end[] = ".safetensors";
+    size_t n = strlen(name);
+    return strcmp(name, PERI__MANIFEST) == 0 || strcmp(name, PERI__MANIFEST ".new") == 0 ||
+           (n >= sizeof end && strcmp(name + n - (sizeof end - 1), end) == 0);
+}
+
+/** Remove a save's folder and its files; what it does not know stays, and the folder with it. */
+static void remove_saving(const char *path)
+{
+    char file[PATH_MAX];
+    DIR *d = opendir(path);
+    for (struct dirent *e; d && (e = readdir(d));)
+        if (is_ours(e->d_name) && snprintf(file, sizeof file, "%s/%s", path, e->d_name) < (int)sizeof file) unlink(file);
+    if (d) closedir(d);
+    rmdir(path);
+}
+
+/** Lock a folder; -1: somebody has it, or the file system has no such locks. */
+static int lock_folder(const char *path)
+{
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+    if (fd < 0) return -1;
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0) return fd;
+    close(fd);
+    return -1;
+}
+
+/** The folder that @path is in. */
+static void parent_of(const char *path, char out[PATH_MAX])
+{
+    const char *slash = strrchr(path, '/');
+    if (!slash) snprintf(out, PATH_MAX, ".");
+    else snprintf(out, PATH_MAX, "%.*s", (int)peri__max(slash - path, 1), path);
+}
+
+/** Remove what saves whose process is gone have left beside @path. A folder that was just made may not be locked yet: it has a minute. */
+static void sweep(const char *parent)
+{
+    char path[PATH_MAX];
+    DIR *d = opendir(parent);
+    for (struct dirent *e; d && (e = readdir(d));) {
+        struct stat s;
+        if (!is_saving(e->d_name) || snprintf(path, sizeof path, "%s/%s", parent, e->d_name) >= (int)sizeof path) continue;
+        int lock = lock_folder(path);
+        if (lock < 0) continue;
+        if (fstat(lock, &s) == 0 && time(NULL) - s.st_mtime > 60) remove_saving(path);
+        close(lock);
+    }
+    if (d) closedir(d);
+}
+
+/** All folders of @path that are missing. */
+static void make_folders(const char *path)
+{
+    char part[PATH_MAX];
+    snprintf(part, sizeof part, "%s", path);
+    for (char *c = part + 1;; c++) {
+        if (*c && *c != '/') continue;
+        const char at = *c;
+        *c = 0;
+        mkdir(part, 0777); /* one that is there is fine; another failure shows below */
+        if (!(*c = at)) return;
+    }
+}
+
+peri_status peri_checkpoint_folder_new(const char *path, peri_checkpoint_folder **out)
+{
+    char parent[PATH_MAX], fresh[PATH_MAX];
+    uint64_t number;
+    PERI_NEED(path);
+    PERI_NEED(out);
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    if (!*name || strcmp(name, ".") == 0 || strcmp(name, "..") == 0 || strlen(path) > PATH_MAX - 64 || strlen(name) > 200)
+        return peri__fail(PERI_EINVAL, "checkpoint: '%.200s' is no name for a checkpoint: it ends with a name of 1 to 200 bytes", path);
+    parent_of(path, parent);
+    make_folders(parent);
+    sweep(parent);
+    if (getrandom(&number, sizeof number, 0) != sizeof number)
+        return peri__fail(PERI_EIO, "checkpoint: no random number: %s", strerror(errno));
+    if (snprintf(fresh, sizeof fresh, "%s/.%s" SAVING "%016llx", parent, name, (unsigned long long)number) >= (int)sizeof fresh)
+        return peri__fail(PERI_EINVAL, "checkpoint: '%.200s' is too long a name", path);
+    if (mkdir(fresh, 0777) != 0) {
+        int why = errno;
+        return peri__fail(PERI_EIO, "checkpoint: making folder '%.300s': %s", fresh, strerror(why));
+    }
+    peri_checkpoint_folder *f = peri__alloc_zero(sizeof *f);
+    if (f) f->path = peri__strdup(fresh);
+    if (!f || !f->path) {
+        peri__free(f);
+        rmdir(fresh);
+        return PERI_ENOMEM;
+    }
+    peri__object_count(1);
+    f->lock = lock_folder(fresh);
+    *out = f;
+    return PERI_OK;
+}
+
+const char *peri_checkpoint_folder_path(const peri_checkpoint_folder *f) { return f ? f->path : ""; }
+
+void peri_checkpoint_folder_release(peri_checkpoint_folder *f)
+{
+    if (!f) return;
+    remove_saving(f->path); /* nothing is there once it has its name */
+    if (f->lock >= 0) close(f->lock);
+    peri__free(f->path);
+    peri__free(f);
+    peri__object_count(-1);
+}
+
+peri_status peri_checkpoint_folder_await(const char *path)
+{
+    const struct timespec pause = {.tv_nsec = 50 * 1000 * 1000};
+    const int64_t deadline = peri_time_ns() + (int64_t)(PERI__LATE_SECONDS * 1e9);
+    struct stat s;
+    PERI_NEED(path);
+    while (stat(path, &s) != 0 || !S_ISDIR(s.st_mode)) {
+        int why = errno;
+        if ((why != ENOENT && why != ESTALE) || peri_time_ns() > deadline)
+            return peri__fail(PERI_ENOTFOUND,
+                              "checkpoint: folder '%.300s', which rank 0 made, is not here (%s): all hosts must share the folder "
+                              "of checkpoints",
+                              path, strerror(why));
+        nanosleep(&pause, NULL);
+    }
+    return PERI_OK;
+}

@@ -1,0 +1,200 @@
+-- Checkpoints of whole programs: the run that goes on after a load is the run that never stopped, under any plan; what does not fit is one
+-- error that lists it all, and nothing changes.
+local peri = require "perilune"
+local sim = require "perilune.dist.sim"
+local shell = require "spec.support.shell"
+local nn, plan = peri.nn, peri.plan
+
+local folder, clean = shell.temporary()
+teardown(clean)
+
+local Net = nn.Module:extend "Net"
+function Net:init(options)
+  self.ebc = peri.EmbeddingBagCollection { seed = 5, fused_params = { optimizer = options.optimizer or "rowwise_adagrad",
+    learning_rate = 0.1, exact = true }, tables = {
+    peri.EmbeddingBagConfig { name = "a", num_embeddings = 50, embedding_dim = 8, feature_names = { "fa" } },
+    peri.EmbeddingBagConfig { name = "b", num_embeddings = 37, embedding_dim = 16, feature_names = { "fb" } } } }
+  self.drop, self.over = nn.Dropout { p = 0.3 }, nn.Linear { in_features = 24, out_features = 1 }
+  self:register_buffer("seen", peri.zeros { 2 })
+end
+function Net:forward(kjt)
+  self.seen:copy(self.seen + 1)
+  return self.over(self.drop(self.ebc(kjt):values())):mean()
+end
+
+local function build(world, entry, options)
+  nn.manual_seed(3)
+  local net = Net(options or {})
+  local model = world and peri.DistributedModelParallel { module = net, group = world, plan = { ebc = { a = entry, b = entry } } } or net
+  local optimizer = nn.optim.Adam { params = model:named_parameters(), lr = 0.05 }
+  if not world then optimizer = nn.optim.Adam { params = { net.over.weight, net.over.bias }, lr = 0.05 } end
+  return { model = model, optimizer = optimizer, schedule = nn.optim.StepLR { optimizer = optimizer, step_size = 2, gamma = 0.5 } }
+end
+
+--- The batch of step i, the same on all ranks, so that what is trained does not depend on their number.
+local function batch(i)
+  return peri.KeyedJaggedTensor { keys = { "fa", "fb" }, values = { i * 7 % 50, i * 3 % 50, i * 5 % 37, i % 37 }, lengths = { 1, 1, 2, 0 } }
+end
+
+local function train(p, from, last)
+  for i = from, last do
+    peri.scope(function()
+      p.optimizer:zero_grad()
+      p.model(batch(i)):backward()
+      p.optimizer:step()
+      p.schedule:step()
+    end)
+  end
+end
+
+local function text(x)
+  if peri.Tensor.is(x) then return table.concat(peri.util.map(x:reshape(-1):to_list(), function(n) return ("%.17g"):format(n) end), " ") end
+  if type(x) ~= "table" then return tostring(x) end
+  local parts = {}
+  for key, value in peri.util.ordered(x) do parts[#parts + 1] = tostring(key) .. "=" .. text(value) end
+  return "{" .. table.concat(parts, ",\n") .. "}"
+end
+
+--- Everything that the next step depends on.
+local function state(p)
+  return text(peri.shard.gather_state_dict { model = p.model:state_dict(), tables = p.model.fused_optimizer and
+    p.model:fused_optimizer():state_dict() or {}, optimizer = p.optimizer:state_dict(), schedule = p.schedule:state_dict() })
+end
+
+local entries = {
+  table_wise = function() return plan.table_wise(0) end, row_wise = function() return plan.row_wise() end,
+  data_parallel = function() return plan.data_parallel() end,
+}
+
+describe("a checkpoint", function()
+  for from, make in peri.util.ordered(entries) do
+    it("of tables " .. from .. " goes on bit for bit on 1, 2 and 3 ranks, under other plans", function()
+      local path, want = folder .. "/" .. from, {}
+      sim.run(2, function(rank, world)
+        local p = build(world, make())
+        train(p, 1, 3)
+        local digest = peri.checkpoint.save(path, p, { group = world, values = { step = 3, at = { 1.5, "x" } } })
+        assert.equal(32, #digest)
+        train(p, 4, 6)
+        want[rank] = state(p)
+      end)
+      for n, to in ipairs { "row_wise", "table_wise", "data_parallel" } do
+        sim.run(n, function(_, world)
+          local p = build(world, entries[to]())
+          train(p, 1, 1) -- whatever it was before
+          assert.same({ step = 3, at = { 1.5, "x" } }, peri.checkpoint.load(path, p, { group = world }))
+          train(p, 4, 6)
+          local got = state(p)
+          -- Adagrad's rows are summed exactly; means over another number of equal gradients are equal for 1 and 2 ranks.
+          if n < 3 then assert.equal(want[0], got) end
+        end)
+      end
+    end)
+  end
+
+  it("of a model without ranks loads into one that is sharded, and back", function()
+    local path = folder .. "/plain"
+    local p = build()
+    train(p, 1, 2)
+    p.optimizer, p.schedule = nil, nil
+    peri.checkpoint.save(path, p)
+    sim.run(2, function(_, world)
+      local q = { model = build(world, plan.row_wise()).model }
+      peri.checkpoint.load(path, q, { group = world })
+      assert.equal(text(p.model:state_dict()), text(q.model:state_dict():gather()))
+      peri.checkpoint.save(path .. "2", q, { group = world })
+    end)
+    local again = { model = build().model }
+    peri.checkpoint.load(path .. "2", again)
+    assert.equal(text(p.model:state_dict()), text(again.model:state_dict()))
+  end)
+
+  it("that does not fit is one error that lists it all, on all ranks, and nothing changes", function()
+    local path = folder .. "/other"
+    sim.run(2, function(_, world)
+      local p = build(world, plan.row_wise())
+      p.model:save(path, { parts = { optimizer = p.optimizer } })
+      local q = build(world, plan.table_wise(0), { optimizer = "adam" })
+      local before = state(q)
+      local ok, err = pcall(peri.checkpoint.load, path, q, { group = world })
+      assert.is_false(ok)
+      for _, words in ipairs { "part 'model.tables'", "a.momentum2' of parameter 'ebc.embedding_bags.a.weight' is missing",
+        "part 'schedule' is not in it" } do
+        assert.truthy(tostring(err):find(words, 1, true), words .. " in " .. tostring(err))
+      end
+      assert.equal(before, state(q))
+      ok, err = pcall(peri.checkpoint.load, path, { model = p.model }, { group = world })
+      assert.is_false(ok)
+      assert.truthy(tostring(err):find("part 'optimizer' has no object here", 1, true), tostring(err))
+    end)
+  end)
+
+  it("is loaded in part on purpose", function()
+    local path = folder .. "/part"
+    local p = build()
+    p.optimizer, p.schedule = nil, nil
+    train(build(), 1, 1)
+    peri.checkpoint.save(path, p)
+    local q = { model = Net {} }
+    local weight = q.model.over.weight:to_list()
+    peri.checkpoint.load(path, q, { only = { "model/ebc." } })
+    assert.same(weight, q.model.over.weight:to_list())
+    assert.same(p.model.ebc:table_state("a", "weight"):to_list(), q.model.ebc:table_state("a", "weight"):to_list())
+    peri.checkpoint.load(path, q, { except = { "model.tables", "model/ebc." } })
+    assert.same(p.model.over.weight:to_list(), q.model.over.weight:to_list())
+    assert.error_matches(function() peri.checkpoint.load(path, q, { only = { "modle" } }) end,
+      "has no tensor whose name begins with 'modle'")
+  end)
+
+  it("is not made where replicas have drifted apart", function()
+    local path = folder .. "/drift"
+    sim.run(3, function(rank, world)
+      local p = build(world, plan.row_wise())
+      if rank == 1 then p.model.module.over.weight:detach():fill(7) end
+      local ok, err = pcall(peri.checkpoint.save, path, p, { group = world })
+      assert.is_false(ok)
+      assert.truthy(tostring(err):find("'model/over.weight' differs between rank 0 and rank 1", 1, true), tostring(err))
+    end)
+    assert.equal("", (shell.run(("ls -A %s | grep drift"):format(folder))))
+  end)
+
+  for _, fault in ipairs { "checkpoint_write", "checkpoint_sync" } do
+    it(("whose save fails (%s) leaves the one that was there, and nothing beside it"):format(fault), function()
+      local path = folder .. "/" .. fault
+      sim.run(2, function(rank, world)
+        local p = build(world, plan.row_wise())
+        peri.checkpoint.save(path, p, { group = world })
+        train(p, 1, 1)
+        local before = state(p)
+        world:barrier():wait()
+        if rank == 1 then peri.ffi.check(peri.ffi.C.peri_fault_arm(fault, 1)) end
+        local ok = pcall(peri.checkpoint.save, path, p, { group = world, replace = true })
+        peri.ffi.check(peri.ffi.C.peri_fault_arm(fault, 0))
+        assert.is_false(ok)
+        assert.equal(before, state(p))
+        local q = build(world, plan.row_wise())
+        peri.checkpoint.load(path, q, { group = world })
+        assert.equal(state(build(world, plan.row_wise())), state(q))
+      end)
+      assert.equal("", (shell.run(("ls -A %s | grep saving"):format(folder))))
+    end)
+  end
+end)
+
+describe("values beside tensors", function()
+  local values = require "perilune.checkpoint.values"
+  it("come back as they were", function()
+    for _, x in ipairs { 0.1, 1e300, -0.0, math.huge, -math.huge, "\0\255 x", "\"\\\n\tä", { 1, 2, { a = true, b = false } },
+      { [2] = "x", [1.5] = "y" }, { ["$int"] = 5 }, {}, { a = {} } } do
+      assert.same(x, values.decode(values.encode(x, "spec"), "spec"))
+    end
+    local nan = values.decode(values.encode(0 / 0, "spec"), "spec")
+    assert.is_true(nan ~= nan)
+    assert.equal(1 / -0.0, 1 / values.decode(values.encode(-0.0, "spec"), "spec"))
+    for _, x in ipairs { "9007199254740993LL", "-9223372036854775807LL", "18446744073709551615ULL" } do
+      local number = loadstring("return " .. x)()
+      assert.equal(x, tostring(values.decode(values.encode(number, "spec"), "spec")))
+    end
+    assert.error_matches(function() values.encode({ f = print }, "spec") end, "spec: values%[f%] is a function")
+  end)
+end)
