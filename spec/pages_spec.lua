@@ -1,0 +1,61 @@
+-- Facts that have a page of their own are all on it: environment variables (docs/running.md), dependencies (docs/dependencies.md); and the
+-- pages are those that the README leads to.
+local shell = require "spec.support.shell"
+
+--- Variables that are no user's: between processes of one run, and of tests. PERI_CUDA_TF32 is refused with words that say what to set.
+local ours = { PERI_LAUNCHER = true, PERI_CUDA_TF32 = true, PERI_OPAQUE_DEVICE = true, PERI_OPAQUE_SEED = true, PERI_TEST_COUNT_LIMIT = true }
+
+describe("docs/running.md", function()
+  it("has every environment variable that is read, and no other", function()
+    local page, read, wrong = shell.read "docs/running.md", {}, {}
+    for path in shell.run("find runtime lua -name '*.c' -o -name '*.lua'"):gmatch "%S+" do
+      for name in shell.read(path):gmatch "getenv%W+(PERI_[%u%d_]+)" do read[name] = path end
+    end
+    for name, path in pairs(read) do
+      if not ours[name] and not page:find("\n| `" .. name, 1, true) then wrong[#wrong + 1] = ("%s, of %s, is not there"):format(name, path) end
+    end
+    for name in page:gmatch "\n| `(PERI_[%u%d_]+)" do
+      if not read[name] and #shell.run(("grep -rl '%s' runtime lua"):format(name)) == 0 then wrong[#wrong + 1] = name .. " is not read" end
+    end
+    table.sort(wrong)
+    assert.same({}, wrong)
+    assert.is_truthy(read.PERI_LOG)
+  end)
+end)
+
+describe("docs/dependencies.md", function()
+  it("has whatever the build looks for", function()
+    local page, missing, found = shell.read("docs/dependencies.md"):lower(), {}, 0
+    local called = { compiler = "c11 compiler", libluajit = "luajit", ["c++"] = "g++" } -- in the build's table, and on the page
+    for name in shell.read("Makefile"):gmatch "%$%(call row,([^,]+),HAVE_" do
+      found = found + 1
+      name = name:lower()
+      if not page:find(called[name] or name, 1, true) then missing[#missing + 1] = name end
+    end
+    assert.same({}, missing)
+    assert.is_true(found > 15)
+  end)
+
+  it("gives each a reason, and says what is without it", function()
+    for line in shell.read("docs/dependencies.md"):gmatch "\n(| [^\n]+)" do
+      local cells = {}
+      for cell in line:gmatch "|([^|]*)" do cells[#cells + 1] = cell:match "^%s*(.-)%s*$" end
+      assert.is_true(#cells >= 4 and #cells[2] > 0 and #cells[3] > 3, line)
+    end
+  end)
+end)
+
+describe("the README", function()
+  it("leads to every page", function()
+    local text, lost = shell.read "README.md", {}
+    for path in shell.run("ls docs/*.md"):gmatch "%S+" do
+      if not text:find("](" .. path .. ")", 1, true) then lost[#lost + 1] = path end
+    end
+    assert.same({}, lost)
+  end)
+
+  it("is read in three minutes", function()
+    local words = select(2, shell.read("README.md"):gsub("```.-```", ""):gsub("%S+", ""))
+    assert.is_true(words <= 1050, words .. " words")
+  end)
+end)
