@@ -172,7 +172,11 @@ local function make_sharded(a, collections, env, made)
     made[i] = sharded
   end
   local in_files = shard.files.of(made)
-  if #in_files > 1 then shard.files.agree(env.pg, "DistributedModelParallel", in_files) end
+  if #in_files == 0 then return end
+  local ok, err = pcall(function()
+    for i, c in ipairs(collections) do made[i]:try_copy_from(c.module) end
+  end)
+  shard.files.agree(env.pg, "DistributedModelParallel", in_files, not ok and err or nil)
 end
 
 --- Put `sharded` in the place of a collection; returns the model, which may be that place.

@@ -6,6 +6,8 @@
 
 #include <stdio.h>
 
+#include <xxhash.h>
+
 enum { SORTED, MAPPING, COUNTS, LAST, IDENTITIES, METADATA, BUCKET, SEGMENTS, ITERATION, KINDS };
 static const char *const names[KINDS] = {
     [SORTED] = "_mch_sorted_raw_ids", [MAPPING] = "_mch_remapped_ids_mapping", [COUNTS] = "_mch_counts",
@@ -131,6 +133,39 @@ peri_status peri_collision_state(peri_collision *c, int32_t i, peri_tensor **out
     }
     table_fini(&t);
     return status;
+}
+
+/** Add a state's numbers to a hash. */
+static peri_status add_state(XXH3_state_t *sum, peri_tensor *t)
+{
+    int64_t bytes = peri__numel(t) * peri_dtype_size(t->dtype);
+    void *host = peri__alloc((size_t)peri__max(1, bytes));
+    if (!host) return PERI_ENOMEM;
+    peri_status status = peri_tensor_read(t, host, bytes);
+    if (status >= 0) XXH3_64bits_update(sum, host, (size_t)bytes);
+    peri__free(host);
+    return status;
+}
+
+peri_status peri_collision_mark(peri_collision *c, uint64_t *out, int64_t *iteration)
+{
+    PERI_NEED(c);
+    PERI_NEED(out);
+    PERI_NEED(iteration);
+    XXH3_state_t *sum = XXH3_createState();
+    table t = {0};
+    if (!sum) return peri__fail(PERI_ENOMEM, "peri_collision_mark: table '%s': no memory for a hash", c->name);
+    XXH3_64bits_reset_withSeed(sum, (uint64_t)c->iteration);
+    peri_status status = read_rows(c, &t);
+    for (int32_t kind = 0; kind < BUCKET && status >= 0; kind++)
+        if (t.state[kind]) status = add_state(sum, t.state[kind]);
+    uint64_t value = XXH3_64bits_digest(sum);
+    XXH3_freeState(sum);
+    table_fini(&t);
+    PERI_TRY(status);
+    *out = value ? value : 1;
+    *iteration = c->iteration;
+    return PERI_OK;
 }
 
 /* -- loading -------------------------------------------------------------------------------------------------------------------------- */

@@ -382,6 +382,9 @@ typedef struct peri__store {
     void (*flush_info)(const peri_tbe *tbe, peri_flush_info *out);
     peri_status (*flush_prepare)(peri_tbe *tbe);
     peri_status (*flush_commit)(peri_tbe *tbe, int64_t number, uint64_t stamp);
+    /* What a table's file says; what the next flush says of its ids. @out is zeros before it. Neither needs a call. */
+    void (*table_file)(const peri_tbe *tbe, int64_t table, peri_table_file *out);
+    void (*ids_mark)(peri_tbe *tbe, int64_t table, const peri_ids_mark *mark);
     /* Counts: of one table's cache, or (@table -1) of all; bad ids that no kernel has seen; how rows are read (static text). */
     void (*cache_statistics)(const peri_tbe *tbe, int64_t table, peri_tbe_cache_stats *out);
     int64_t (*bad_ids)(const peri_tbe *tbe);

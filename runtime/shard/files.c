@@ -113,6 +113,7 @@ peri_status peri_sharded_flush_info(const peri_sharded *e, peri_flush_info *out)
 peri_status peri_sharded_flush_prepare(peri_sharded *e)
 {
     PERI_NEED(e);
+    PERI_TRY(peri__managed_flush(e));
     for (int32_t g = 0; g < e->n_sets; g++) PERI_TRY(peri_tbe_flush_prepare(e->sets[g].tbe));
     return PERI_OK;
 }

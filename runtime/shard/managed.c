@@ -297,6 +297,8 @@ peri_status peri__managed_arrive(peri__input_dist *d)
     if (e->n_managed == 0 || (d->arrival && d->arrival->batch)) return PERI_OK;
     if (!d->arrival) PERI_TRY(arrival_new(e, &d->arrival));
     peri__arrival *a = d->arrival;
+    e->in_flight += d->training && !d->in_flight;
+    d->in_flight = d->training;
     for (; a->done < e->n_managed; a->done++) {
         peri__managed *m = &e->managed[a->done];
         if (!m->map) continue;
@@ -313,16 +315,16 @@ peri_status peri__managed_arrive(peri__input_dist *d)
     return PERI_OK;
 }
 
-peri_status peri__managed_reset(peri__input_dist *d)
+/** Rows that start again at the lookup of batch @batch or before. */
+static peri_status reset_until(peri_sharded *e, int64_t batch)
 {
-    peri_sharded *e = d->ebc;
     for (int32_t i = 0; i < e->n_managed; i++) {
         peri__managed *m = &e->managed[i];
         int32_t left = 0, k = 0;
         peri_status status = PERI_OK;
         for (; k < m->n_waiting && status >= 0; k++) {
             waiting w = m->waiting[k];
-            if (w.batch > d->arrival->batch) m->waiting[left++] = w;
+            if (w.batch > batch) m->waiting[left++] = w;
             else if ((status = peri_tbe_rows_reset(e->sets[m->place.set].tbe, m->place.table, w.rows)) < 0) break;
             else peri_tensor_release(w.rows);
         }
@@ -330,6 +332,40 @@ peri_status peri__managed_reset(peri__input_dist *d)
         m->n_waiting = left;
         PERI_TRY(status);
     }
+    return PERI_OK;
+}
+
+peri_status peri__managed_reset(peri__input_dist *d) { return reset_until(d->ebc, d->arrival->batch); }
+
+peri_status peri_sharded_settle(peri_sharded *e)
+{
+    PERI_NEED(e);
+    if (e->in_flight == 0) return reset_until(e, INT64_MAX); /* what is left is of batches that were given up */
+    return peri__fail(PERI_EINVAL,
+                      "peri_sharded_settle: maps of raw ids have learned from %lld batch%s ahead of training (prefetched, or looked up "
+                      "ahead), so that maps and rows are of different moments; take the state when nothing is in flight: before the first "
+                      "step, after the last one, or after pipeline:stop() and the steps until progress returns nil",
+                      (long long)e->in_flight, e->in_flight == 1 ? "" : "es");
+}
+
+/** Tell the files of @m's rows which map they are of. */
+static peri_status mark_ids(const peri_sharded *e, const peri__managed *m)
+{
+    peri_table_file file;
+    peri_ids_mark mark;
+    if (!m->map) return PERI_OK;
+    peri_tbe *tbe = e->sets[m->place.set].tbe;
+    PERI_TRY(peri_tbe_table_file(tbe, m->place.table, &file));
+    if (!file.path) return PERI_OK;
+    PERI_TRY(peri_collision_mark(m->map, &mark.sum, &mark.iteration));
+    return peri_tbe_ids_mark_set(tbe, m->place.table, &mark);
+}
+
+peri_status peri__managed_flush(peri_sharded *e)
+{
+    if (e->n_managed == 0) return PERI_OK;
+    PERI_TRY(peri_sharded_settle(e));
+    for (int32_t i = 0; i < e->n_managed; i++) PERI_TRY(mark_ids(e, &e->managed[i]));
     return PERI_OK;
 }
 

@@ -210,12 +210,15 @@ struct peri_sharded {
     peri__managed *managed;   /* n_managed */
     int32_t n_managed;        /* tables of raw ids */
     int64_t arrived;          /* batches whose raw ids have become rows */
+    int64_t in_flight;        /* of these, batches that maps have learned from, and whose output nobody has taken yet */
 };
 
 /** Tables of raw ids (managed.c): what a configuration may say of one; once the tables are there; their end. */
 peri_status peri__managed_check(const char *function, const peri_sharded_config *config, const peri_sharded_table *table);
 peri_status peri__managed_new(peri_sharded *ebc, const peri_sharded_config *config);
 void peri__managed_free(peri_sharded *ebc);
+/** Before a flush: rows and maps are of one moment, which the files are to say. */
+peri_status peri__managed_flush(peri_sharded *ebc);
 
 /** Write down what all ranks must agree on (identity.c), once the tables are cut and the rates known; again, when a rate
  *  or a time has changed. */

@@ -66,7 +66,7 @@ static peri_status make_tbe(peri_sharded *e, const peri_sharded_config *c, peri_
         tables[i] = (peri_table_config){.name = from->name, .rows = shard.rows, .cols = shard.cols, .row_offset = shard.row_offset,
                                         .col_offset = shard.col_offset, .total_rows = from->rows, .total_cols = from->cols,
                                         .pooling = g->replica && !e->kind->by_id ? from->pooling : PERI_POOLING_SUM, .init = from->init,
-                                        .init_a = from->init_a, .init_b = from->init_b};
+                                        .init_a = from->init_a, .init_b = from->init_b, .raw_ids = from->collision != NULL};
         if (g->cached) caches[i] = *from->cache;
     }
     peri_tbe_config config = {.device = c->device, .dtype = g->dtype, .bounds_check = PERI_BOUNDS_NONE, .n_tables = g->n_tables,

@@ -50,6 +50,7 @@ typedef struct output_dist {
     peri__input_dist *ids;       /* of the batch, while rows of its raw ids are asked for; retained */
     peri__journey rows[PERI__LANES];
     peri__direct *direct;        /* what takes them as they come, or NULL */
+    bool in_flight;              /* maps of raw ids have learned from it, and nobody has its output */
     bool sent;                   /* all parts have set out: who moves works on between them does not take this one for complete */
     peri__node *leave;           /* until the output is handed out; NULL: not recorded */
     bool used;
@@ -519,6 +520,7 @@ static void output_fini(peri_work *work)
     peri_tensor_release(o->received);
     peri_tensor_release(o->results);
     if (o->ids) peri_work_release(&o->ids->base);
+    if (o->batch) peri__landed(o->batch->ebc, &o->in_flight);
     peri__node_release(o->leave);
     if (o->batch) peri__trip_release(&o->batch->trip);
 }
@@ -650,6 +652,8 @@ peri_status peri_sharded_compute_and_output_dist(peri_sharded *e, peri_work *dis
         return e->world_size > 1 ? peri__group_fail(e->group, status) : status;
     }
     d->used = true;
+    o->in_flight = d->in_flight;
+    d->in_flight = false;
     *out = work;
     return PERI_OK;
 }
@@ -709,6 +713,7 @@ peri_status peri_sharded_output(peri_sharded *e, peri_work *output, peri_tensor 
     if (o->used) return peri__fail(PERI_EINVAL, "%s: this output was already taken", f);
     PERI_TRY(make_results(o, out));
     o->used = true;
+    peri__landed(o->batch->ebc, &o->in_flight);
     peri_tensor **kept[] = {&o->batch->looked_up, &o->batch->received}, **rows[] = {&o->buffer, &o->received};
     const peri__weights_dist *w = o->batch->weights_dist;
     for (int i = 0; i < 2; i++) {

@@ -21,6 +21,7 @@ typedef struct peri__input_dist {
     peri_tbe_batch **looks[2]; /* by direction and set of tables: its lookup of this batch, once it is known; NULL: none yet, or taken */
     peri__arrival *arrival; /* NULL: no raw ids, or not yet rows */
     bool training;         /* its raw ids are learned */
+    bool in_flight;        /* they are, and it counts as in flight, until its lookup does */
     bool used;             /* a lookup has taken it */
 } peri__input_dist;
 
@@ -39,6 +40,12 @@ peri_status peri__managed_post(peri__input_dist *d);
 peri_status peri__arrival_test(peri__arrival *arrival);
 peri_status peri__managed_rows(const peri_sharded *e, const peri__arrival *arrival, const peri__outbound *outbound,
                                const peri__given *given, const int64_t *place_first, peri_tensor **out);
+/** A batch that was in flight (*@in_flight) is not any more. */
+static inline void peri__landed(peri_sharded *e, bool *in_flight)
+{
+    e->in_flight -= *in_flight;
+    *in_flight = false;
+}
 void peri__arrival_free(peri__arrival *arrival, const peri_sharded *e);
 
 /** A new reference to @t, which may be NULL. */

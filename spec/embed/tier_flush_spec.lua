@@ -317,9 +317,9 @@ describe("row files of a table batch", function()
       if what == "replaced" then tier.write_file(path, tier.read_file(aside)) end
       if what == "moved back" then os.rename(aside, path) end
       if what == "moved back" then batch:flush() else
-        refused("EIO", { what == "folder" and "%.peri" or (path:gsub("[-.]", "%%%0")),
-          what == "replaced" and "another file took its name" or what == "cut off" and "cut off"
-          or "removed or moved" }, batch.flush, batch)
+        local said = { replaced = "another file took its name", ["cut off"] = "cut off" }
+        refused("EIO", { what == "folder" and "%.peri" or (path:gsub("[-.]", "%%%0")), said[what] or "removed or moved" }, batch.flush,
+          batch)
       end
       if what ~= "cut off" then assert.same(before, rows(batch, 1)) end
       if what == "folder" then os.rename(aside, folder) end

@@ -244,7 +244,7 @@ for _, device in ipairs { "cpu", "opaque" } do
       with(("x"):rep(5000), "not a row file")
       with(whole:sub(1, #whole - 100), ("%d bytes, its 400 rows need %d: it was cut off"):format(#whole - 100, #whole))
       with(whole:sub(1, 50) .. "!" .. whole:sub(52), "the header is damaged")
-      with(whole:sub(1, 8) .. "\9" .. whole:sub(10), "version 9, this library reads 2")
+      with(whole:sub(1, 8) .. "\9" .. whole:sub(10), "version 9, this library reads 3")
       local record = tier.record_bytes(path, 400)
       local at = 4096 + 17 * record + 12
       tier.write_file(path, whole:sub(1, at) .. string.char((whole:byte(at + 1) + 1) % 256) .. whole:sub(at + 2))

@@ -31,6 +31,7 @@ static void check_header(const peri__row_header *h)
     require(memchr(h->name, 0, sizeof h->name) != NULL && h->name[0], "a name without an end");
     require((h->clean == 0 || h->clean == 1) && h->iteration >= 0, "an impossible state");
     require(h->flush >= 0 && (h->flush == 0) == (h->stamp == 0), "an impossible flush");
+    require(h->ids.sum == 0 ? h->ids.iteration == 0 : h->flush > 0 && h->ids.iteration >= 0, "an impossible map of raw ids");
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

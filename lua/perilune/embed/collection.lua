@@ -92,6 +92,7 @@ function TableCollection:setup(a)
   self._shape = ffi.new "int64_t[2]"
   self._blocks, self._seen_keys, self._seen_stride, self._ahead = false, false, -1, false
   rawset(self, "_tbe", false)
+  self._moment = false
   rawset(self, "_parameters", nil) -- see extend
   rawset(self, "_buffers", nil)
 end
@@ -100,7 +101,8 @@ end
 function TableCollection:make()
   local batch = tbe.new {
     tables = util.map(self.tables, function(t)
-      return { name = t.name, rows = t.num_embeddings, cols = t.embedding_dim, pooling = t.pooling or "NONE", init = t:initialiser() }
+      return { name = t.name, rows = t.num_embeddings, cols = t.embedding_dim, pooling = t.pooling or "NONE", init = t:initialiser(),
+        raw_ids = self._moment and true or false }
     end),
     fused_params = self.fused_params or { optimizer = "none" },
     features = self._features, data_type = self.tables[1].data_type, seed = self.seed or nil, device = self.device or nil,
@@ -181,8 +183,26 @@ end
 
 --- Write changed rows of tables in files; afterwards the files are whole.
 function TableCollection:flush()
-  if self._tbe then self._tbe:flush() end
+  if not self._tbe then return end
+  if self._moment then
+    self._moment:flush(function(t, sum, iteration) self._tbe:mark_ids(self:table_index(t.name), sum, iteration) end)
+  end
+  self._tbe:flush()
 end
+
+--- Its rows are given to raw ids by maps: a CollisionMoment compares both.
+function TableCollection:goes_with(moment)
+  for i, t in ipairs(self._tbe and self.tables or {}) do
+    if self._tbe:file(i) then
+      P.fail(("%s: table '%s' was looked at before raw ids became its rows, and its file '%s' is open as one of other ids; give the "
+        .. "collection to the managed collision first"):format(self.class_name, t.name, self._tbe:file(i).path))
+    end
+  end
+  self._moment = moment
+end
+
+--- What the file of a table says (tbe.file_of); nil: it has none.
+function TableCollection:file(name) return self:materialise():file(self:table_index(name)) end
 
 -- -- looking ---------------------------------------------------------------------------------------------------------------------------
 
@@ -244,7 +264,8 @@ local function state_of(self, i, which)
   local metadata = { shard_offsets = util.map(size, function() return 0 end), shard_sizes = size, placement = "rank:0" }
   local dtype = which == "prev_iter" and "i64" or which == "weight" and config.data_types[self.tables[i].data_type] or "f32"
   return ShardedTensor { size = size, dtype = dtype, shards_metadata = { metadata },
-    device = self.device or nil, local_shards = { { metadata = metadata,
+    device = self.device or nil, settle = self._moment and function() self._moment:check() end or nil,
+    local_shards = { { metadata = metadata,
       read = function(row, result) return batch:read(i, which, row, result) end,
       write = function(row, source) batch:write(i, which, row, source) end } } }
 end

@@ -9,6 +9,7 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Module = require "perilune.nn.module"
 local ManagedCollisionCollection = require "perilune.embed.mc_collection"
+local Moment = require "perilune.embed.mc_moment"
 local signature = require "perilune.signature"
 
 local M = {}
@@ -32,6 +33,19 @@ local function check_tables(self, tables, configs)
   end
 end
 
+--- The CollisionMoment of a collection's rows and of the maps of `mcc`.
+local function moment_of(title, collection, mcc)
+  local modules = mcc:managed_collision_modules()
+  local moment = Moment(title, util.map(mcc:embedding_configs(), function(t)
+    return { name = t.name, weight = ("_embedding_module.%s.%s.weight"):format(collection.parameter_prefix, t.name),
+      map = function() return modules[t.name]:settled_map() end,
+      file = function() return collection.goes_with and collection:file(t.name) or nil end }
+  end), true)
+  for _, module in util.ordered(modules) do module:goes_with(moment) end
+  if collection.goes_with then collection:goes_with(moment) end -- quantized tables have no files
+  return moment
+end
+
 local function define(name, argument, class_name, configs)
   local class = Base:extend(name)
   M[name] = class
@@ -52,6 +66,7 @@ local function define(name, argument, class_name, configs)
     end
     check_tables(self, collection[configs](collection), mcc:embedding_configs())
     self._managed_collision_collection, self._embedding_module = mcc, collection
+    self._moment = moment_of(name, collection, mcc)
     self.return_remapped_features = a.return_remapped_features
     self.allow_in_place_embed_weight_update = a.allow_in_place_embed_weight_update
   end
@@ -76,11 +91,18 @@ function Base:forward(features)
     P.fail(("%s: it is in training mode, and %s cannot make rows that get other ids start again; in evaluation mode (:eval()) no id is "
       .. "learned"):format(self.class_name, collection.class_name))
   end
+  if self._moment.open then
+    self._moment:check()
+    self._moment:used()
+  end
   local remapped = self._managed_collision_collection(features)
   if self.training then reset_rows(self) end
   local embeddings = self._embedding_module(remapped)
   return embeddings, self.return_remapped_features and remapped or nil
 end
+
+--- See Module:check_moment.
+function Base:check_moment() self._moment:check() end
 
 --- What time it is for all tables that have times to live: see HashZchManagedCollisionModule:set_time.
 function Base:set_time(now) self._managed_collision_collection:set_time(now) end

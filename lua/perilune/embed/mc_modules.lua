@@ -112,6 +112,13 @@ function ManagedCollisionModule:map()
   return self._map
 end
 
+--- The same, with what load_state_dict wrote.
+function ManagedCollisionModule:settled_map()
+  self:map()
+  self._state:settle()
+  return self._map
+end
+
 --- What input_hash_func makes of ids (a tensor): as many ids.
 function ManagedCollisionModule:hashed(ids)
   local made = self.input_hash_func(ids, self.input_hash_size)
@@ -226,8 +233,24 @@ function ManagedCollisionModule:own_state()
   return self._state:entries()
 end
 
+--- Its rows are those of a table: a CollisionMoment compares them.
+function ManagedCollisionModule:goes_with(moment) rawset(self, "_moment", moment) end
+
+local BELOW = "_managed_collision_collection._managed_collision_modules."
+
+--- The name of its table's weights in a state_dict that has this module at `path`.
+local function weight_name(self, path) return self._moment:weight_name(self._table, path, BELOW .. self._table) end
+
 function ManagedCollisionModule:try_state(map, path)
-  mc_state.try(self, map, path, function(copy) copy._state:settle() end)
+  local copy = mc_state.try(self, map, path, function(copy) copy._state:settle() end)
+  if copy and self._moment then self._moment:try(self._table, copy._map, rawget(map, weight_name(self, path)) ~= nil) end
+end
+
+function ManagedCollisionModule:took_state(map, path)
+  if not self._moment then return end
+  local any, prefix = false, path == "" and "" or path .. "."
+  for _, name in ipairs(self:map():state_names()) do any = any or rawget(map, prefix .. name) ~= nil end
+  self._moment:took(self._table, any, rawget(map, weight_name(self, path)) ~= nil)
 end
 
 --- A module that knows the same and learns for itself.

@@ -85,7 +85,8 @@ function State:settle()
   self._map:load(map, self._first, self._n)
 end
 
---- See Module:try_state: a copy of `module`, of which settle() is called, takes what `map` has under `path`.
+--- See Module:try_state: a copy of `module`, of which settle() is called, takes what `map` has under `path`. Returns it, and that by the
+--- module's own names; nil: there is nothing.
 function M.try(module, map, path, settle)
   local given, prefix = {}, path == "" and "" or path .. "."
   for _, s in ipairs(module:own_state()) do
@@ -102,6 +103,7 @@ function M.try(module, map, path, settle)
     if given[s.name] then sharded.assign(s.tensor, given[s.name]) end
   end
   settle(copy)
+  return copy, given
 end
 
 --- A list of { name =, tensor = a ShardedTensor of one piece }.

@@ -42,7 +42,7 @@ local arguments = {
 local poolings = { SUM = C.PERI_POOLING_SUM, MEAN = C.PERI_POOLING_MEAN, NONE = C.PERI_POOLING_NONE }
 local table_arguments = {
   name = util.required.string, rows = util.required, cols = util.required, row_offset = 0, col_offset = 0, total_rows = 0, total_cols = 0,
-  pooling = "SUM", init = util.optional,
+  pooling = "SUM", init = util.optional, raw_ids = false,
 }
 
 --- A table batch. `init` of a table: embed.uniform and its like; nil: uniform in +-sqrt(1 / total_rows).
@@ -55,6 +55,7 @@ function M.new(args)
     slot.rows, slot.cols, slot.row_offset, slot.col_offset = t.rows, t.cols, t.row_offset, t.col_offset
     slot.total_rows, slot.total_cols = t.total_rows, t.total_cols
     slot.pooling = poolings[util.one_of("table batch", "pooling", t.pooling, { "SUM", "MEAN", "NONE" })]
+    slot.raw_ids = t.raw_ids
     if t.init then slot.init, slot.init_a, slot.init_b = t.init.kind, t.init.a, t.init.b end
   end
   local features = a.features or {}
@@ -323,6 +324,22 @@ function M.cache_statistics_of(tbe, t)
   return result
 end
 
+local file_info, ids_mark = ffi.new "peri_table_file", ffi.new "peri_ids_mark"
+--- What the file of table t (from 0) of a peri_tbe * says: { path, flush, iteration, sum, ids_iteration }; nil: it has none with a name.
+function M.file_of(tbe, t)
+  check(C.peri_tbe_table_file(tbe, t, file_info))
+  if file_info.path == nil then return nil end
+  return { path = ffi.string(file_info.path), flush = tonumber(file_info.flush), iteration = tonumber(file_info.iteration),
+    sum = file_info.ids.sum, ids_iteration = tonumber(file_info.ids.iteration) }
+end
+--- The same of table t (from 1).
+function methods:file(t) return M.file_of(ptr(self), t - 1) end
+--- The map of raw ids whose rows table t (from 1) has, for the next flush.
+function methods:mark_ids(t, sum, iteration)
+  ids_mark.sum, ids_mark.iteration = sum, iteration
+  check(C.peri_tbe_ids_mark_set(ptr(self), t - 1, ids_mark))
+end
+
 --- Whether the rows are behind a cache.
 function methods:is_cached() return C.peri_tbe_cache_io(ptr(self)) ~= nil end
 
@@ -349,6 +366,7 @@ signature.check("table batch:", methods, {
   write = "self: TableBatch, t: int, name: string, row: integer, source: tensor",
   reset_rows = "self: TableBatch, t: int, rows: tensor",
   state_shape = "self: TableBatch, t: int, name: string", state_geometry = "self: TableBatch, name: string",
+  file = "self: TableBatch, t: int", mark_ids = "self: TableBatch, t: int, sum: any, iteration: integer",
   set_learning_rate = "self: TableBatch, rate: number",
   set_iteration = "self: TableBatch, iteration: integer", cache_statistics = "self: TableBatch, t: int?",
 })

@@ -280,6 +280,7 @@ end
 --- the unsharded module. Local.
 function Module:state_dict(prefix)
   local map = {}
+  for _, module in ipairs(self:modules()) do module:check_moment() end
   for _, s in ipairs(whole_state(self, prefix)) do map[s.name] = s.tensor end
   return live(map)
 end
@@ -306,6 +307,11 @@ local function check_state(func, state, map, strict)
   if #wrong > 0 then P.fail(("%s: %s"):format(func, table.concat(wrong, "; "))) end
   return { missing_keys = missing, unexpected_keys = unexpected }
 end
+
+--- An error while this module's own state is of no one moment, which says when it is. Local.
+function Module:check_moment() end
+--- load_state_dict has copied what `map` has under `path` for this module. Local.
+function Module:took_state(map, path) end -- luacheck: ignore 212
 
 --- The ranks that load their parts of this module's own state together; nil: it is this rank's alone.
 function Module:state_group() end -- luacheck: ignore 212
@@ -344,7 +350,10 @@ function Module:load_state_dict(map, strict, groups)
   for _, s in ipairs(state) do
     if rawget(map, s.name) ~= nil then sharded.assign(s.tensor, map[s.name]) end
   end
-  for _, module in ipairs(self:modules()) do rawset(module, "_loads", module._loads + 1) end
+  for _, m in ipairs(self:named_modules()) do
+    m.module:took_state(map, m.path)
+    rawset(m.module, "_loads", m.module._loads + 1)
+  end
   return keys
 end
 --- How often state was loaded into this module: what was made of it before is old.

@@ -266,17 +266,49 @@ function ShardedEmbeddingModule:replicas()
   return list
 end
 
+--- The pieces of tables that a flush left in files, and all others.
+local function by_flush(self)
+  local left, others = {}, {}
+  for _, s in ipairs(self:local_shards()) do
+    local file = s.rows > 0 and s.cached and s.file()
+    local list = file and file.flush > 0 and left or others
+    list[#list + 1] = s
+  end
+  return left, others
+end
+
+--- An error unless the tables can take over an unsharded collection. What a flush left in files goes on, so the collection, which may have
+--- been looked at, has nothing to say of these tables: its numbers are those they start with.
+local function check_takeover(self, collection)
+  if not self:in_files() or not collection:is_materialised() then return end
+  local batch, left = collection:materialise(), by_flush(self)
+  local updates = #left > 0 and collection.fused_params and batch:iteration() or 0
+  for _, s in ipairs(left) do
+    local file, changed = s.file(), not pieces.starts(s, collection, collection.tables[collection:table_index(s.table)])
+    if updates > 0 or changed then
+      P.fail(("%s: table '%s': the collection %s, and row file '%s' has flush %d, iteration %d; one of them would be lost. Make the "
+        .. "collection anew to go on from the files, or remove them (or name another directory) to go on from the collection"):format(
+        self.class_name, s.table, updates > 0 and ("was trained (%d updates)"):format(updates) or "has other numbers than it starts with",
+        file.path, file.flush, file.iteration))
+    end
+  end
+end
+
+function ShardedEmbeddingModule:try_copy_from(collection) check_takeover(self, collection) end
+
 --- Take this rank's parts of the weights and optimizer states of an unsharded collection that has memory (one that is a mere description is
---- left alone: both start from the same numbers), and of a trained one its iteration, and its learning rate if that was changed.
+--- left alone: both start from the same numbers), and of a trained one its iteration, and its learning rate if that was changed. Rows that
+--- a flush left in files stay: see check_takeover.
 function ShardedEmbeddingModule:copy_from(collection)
   if not collection:is_materialised() then return end
-  local batch, params = collection:materialise(), collection.fused_params
+  check_takeover(self, collection)
+  local batch, params, left, others = collection:materialise(), collection.fused_params, by_flush(self)
   if params then
-    self:set_iteration(batch:iteration())
+    if #left == 0 then self:set_iteration(batch:iteration()) end
     local rate, given = batch:learning_rate(), embed_config.fused_params(collection.class_name .. ": fused_params", params)
     if rate ~= given.learning_rate then self:set_learning_rate(rate) end
   end
-  pieces.copy(self:local_shards(), collection)
+  pieces.copy(others, collection)
 end
 
 function ShardedEmbeddingModule:changes()

@@ -7,6 +7,7 @@ local jagged = require "perilune.jagged"
 local nn = require "perilune.nn"
 local awaitable = require "perilune.dist.awaitable"
 local config = require "perilune.embed.config"
+local types = require "perilune.plan.types"
 local pieces = require "perilune.shard.pieces"
 local ShardedEmbeddingModule = require "perilune.shard.embedding"
 local ShardedModule = require "perilune.shard.module"
@@ -108,6 +109,8 @@ end
 ShardedEmbeddingBag.forward = ShardedModule.forward -- the embedding modules' takes one argument
 ShardedEmbeddingModule.check_arguments(ShardedEmbeddingBag, "ids: tensor, offsets: tensor?, per_sample_weights: tensor?")
 
+--- Anything goes: EmbeddingBagSharder has seen to it that nothing of before is in files.
+function ShardedEmbeddingBag:try_copy_from(module) end -- luacheck: ignore 212
 --- Take this rank's rows of an nn.EmbeddingBag.
 function ShardedEmbeddingBag:copy_from(module)
   local weight = module.weight:detach()
@@ -126,6 +129,12 @@ function EmbeddingBagSharder:shard(module, plan, env, device, path)
   if module.padding_idx or module.max_norm then
     P.fail(("EmbeddingBagSharder: module '%s' has %s, which sharded tables have not"):format(path or "",
       module.padding_idx and "a padding_idx" or "a max_norm"))
+  end
+  local entry = (types.EmbeddingModuleShardingPlan.is(plan) and plan.tables or plan)[NAME]
+  if entry and entry.cache_params and entry.cache_params.directory then
+    P.fail(("EmbeddingBagSharder: module '%s' has cache_params with a directory: nobody could go on from files there, since an "
+      .. "nn.EmbeddingBag always brings numbers of its own; allowed: no directory, or an EmbeddingBagCollection instead"):format(
+      path or ""))
   end
   return ShardedEmbeddingBag {
     num_embeddings = module.num_embeddings, embedding_dim = module.embedding_dim, mode = module.mode,

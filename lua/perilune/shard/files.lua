@@ -97,6 +97,7 @@ end
 function M.flush(group, func, modules)
   local mine = { modules = {}, new = C.peri_flush_stamp() }
   mine.error = attempt(modules, function(m)
+    m:check_moment()
     check(C.peri_sharded_flush_prepare(m:_pointer()))
     mine.modules[#mine.modules + 1] = info_of(C.peri_sharded_flush_info, m)
   end)

@@ -46,6 +46,7 @@ end
 signature.object("processed_bags", "a FeatureProcessedEmbeddingBagCollection", { embedding_bag_collection = "callable",
   feature_processors = "callable" })
 ShardedEmbeddingModule.check_arguments(Sharded, "features: KeyedJaggedTensor")
+function Sharded:try_copy_from(module) Base.try_copy_from(self, module:embedding_bag_collection()) end
 function Sharded:copy_from(module) Base.copy_from(self, module:embedding_bag_collection()) end
 signature.check("ShardedFeatureProcessedEmbeddingBagCollection:", Sharded, { copy_from = "self: table, module: processed_bags" })
 

@@ -109,7 +109,7 @@ function Sharded:init(args)
     device = util.optional, returns_rows = false })
   local mcc = a.managed_collision_collection
   self._plan, self._group, self._device, self._features = a.plan, a.group, a.device, mcc:feature_names()
-  self._agreed, self._made_of = false, setmetatable(util.copy(a), {}) -- a metatable: no place to look for modules
+  self._moment, self._agreed, self._made_of = false, false, setmetatable(util.copy(a), {}) -- a metatable: no place to look for modules
   self._configs, self._tables = mcc:embedding_configs(), setmetatable({}, {}) -- a metatable: no place to look for modules
   for _, t in ipairs(self._configs) do
     local module = mcc:managed_collision_modules()[t.name]
@@ -321,7 +321,36 @@ function Sharded:own_state()
 end
 
 function Sharded:state_group() return self._group end
-function Sharded:try_state(map, path) mc_state.try(self, map, path, self.settle) end
+
+--- The rows that a sharded collection looks up are those of these maps: its CollisionMoment compares them.
+function Sharded:goes_with(moment) self._moment = moment end
+--- The map of a table's rows on this rank, with what load_state_dict wrote; nil: there are none.
+function Sharded:map_of(name)
+  local piece = self._tables[name].piece
+  if piece then piece.state:settle() end
+  return piece and piece.map
+end
+
+--- Which of the tables `map` has something for, under `prefix`: their maps, and their rows.
+local function given_of(self, name, x, map, path)
+  local maps, prefix = false, path == "" and "" or path .. "."
+  for _, state in ipairs(states_of(x)) do
+    maps = maps or rawget(map, ("%s_managed_collision_modules.%s.%s"):format(prefix, name, state.name)) ~= nil
+  end
+  return maps, rawget(map, self._moment:weight_name(name, path, "_managed_collision_collection")) ~= nil
+end
+
+function Sharded:try_state(map, path)
+  local copy = mc_state.try(self, map, path, self.settle)
+  for name, x in util.ordered(copy and self._moment and self._tables or {}) do
+    local maps, rows = given_of(self, name, x, map, path)
+    if maps and x.piece then self._moment:try(name, copy._tables[name].piece.map, rows) end
+  end
+end
+
+function Sharded:took_state(map, path)
+  for name, x in util.ordered(self._moment and self._tables or {}) do self._moment:took(name, given_of(self, name, x, map, path)) end
+end
 
 -- -- numbers ---------------------------------------------------------------------------------------------------------------------------
 

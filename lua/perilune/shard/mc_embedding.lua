@@ -13,6 +13,8 @@ local ShardedEmbeddingModule = require "perilune.shard.embedding"
 local ShardingEnv = require "perilune.plan.env"
 local ModuleSharder = require("perilune.shard.sharder").ModuleSharder
 local ManagedCollisionCollection = require "perilune.embed.mc_collection"
+local Moment = require "perilune.embed.mc_moment"
+local all_or_none = require("perilune.nn.ranks").all_or_none
 local signature = require "perilune.signature"
 local C, check = P.C, P.check
 
@@ -42,6 +44,24 @@ local function arranged(batch, rows, names)
   return same and with or with:permute(order)
 end
 
+--- The CollisionMoment of a module's rows and of the maps of `collisions`.
+local function moment_of(module, collisions)
+  local shards = {}
+  for _, s in ipairs(module:local_shards()) do shards[s.table] = s.rows > 0 and s or shards[s.table] end
+  return Moment(module.class_name, util.map(module.tables, function(t)
+    return { name = t.name, weight = module:parameter_name(t.name), map = function() return collisions:map_of(t.name) end,
+      file = function() return shards[t.name] and shards[t.name].file() end }
+  end), module:in_files())
+end
+
+--- Before rows are used for the first time, or after a load: an error of all ranks unless they are those of the maps. Collective.
+local function compare(module)
+  local moment = module._moment
+  local _, err = pcall(moment.check, moment)
+  all_or_none({ module.group }, module.class_name, err)
+  moment:used()
+end
+
 --- The sharded class, over the sharded collection `Base`.
 local function sharded_class(Base, class_name, prefix)
   local Sharded = Base:extend("Sharded" .. class_name)
@@ -64,6 +84,8 @@ local function sharded_class(Base, class_name, prefix)
     own.managed_collision_collection, own.return_remapped_features = nil, nil
     Base.init(self, own)
     self._managed_collision_collection, self._returns = own.collisions, own.returns_rows
+    self._moment = moment_of(self, own.collisions)
+    own.collisions:goes_with(self._moment)
     local again = self._made_of -- what a copy is made of
     again.managed_collision_collection, again.return_remapped_features = mcc, own.returns_rows
     again.collisions, again.returns_rows = nil, nil
@@ -73,6 +95,12 @@ local function sharded_class(Base, class_name, prefix)
     local other = Base.copy(self, device)
     other._managed_collision_collection:copy_maps(self._managed_collision_collection)
     return other
+  end
+
+  --- See Module:check_moment.
+  function Sharded:check_moment()
+    self._moment:check()
+    check(C.peri_sharded_settle(self:_pointer()))
   end
 
   function Sharded:give_scores() self._managed_collision_collection:give_scores() end
@@ -95,6 +123,7 @@ local function add_stages(Sharded, Base, class_name)
   function Sharded:input_dist(features)
     local maps = self._managed_collision_collection
     maps:settle()
+    if self._moment.open then compare(self) end
     local batch = self:at_home(maps.hashed, maps, features)
     check(C.peri_sharded_train(self:_pointer(), self.training))
     maps:tell_time(self:_pointer())
@@ -123,6 +152,7 @@ local function add_stages(Sharded, Base, class_name)
   end
 
   ShardedEmbeddingModule.check_arguments(Sharded, "features: KeyedJaggedTensor")
+  function Sharded:try_copy_from(module) Base.try_copy_from(self, module:embedding_module()) end
   function Sharded:copy_from(module)
     Base.copy_from(self, module:embedding_module())
     self._managed_collision_collection:copy_from(module:managed_collision_collection())

@@ -143,6 +143,8 @@ end
 --- Tensors, beside parameters, that are equal on all ranks: they start with rank 0's numbers. A list, in the same order on all ranks.
 function ShardedModule:replicas() return {} end -- luacheck: ignore 212
 function ShardedModule:state_group() return self.group or nil end
+--- An error unless copy_from can take the unsharded module. Local, on all ranks before any copies.
+function ShardedModule:try_copy_from(module) end -- luacheck: ignore 212
 --- Take over what the unsharded module has learned. Local; called once, when the modules of all ranks are made.
 function ShardedModule:copy_from(module) end -- luacheck: ignore 212
 --- The pieces of tables on this rank; see ShardedEmbeddingModule:local_shards.

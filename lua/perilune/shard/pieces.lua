@@ -15,7 +15,8 @@ local function row_number(x) return signature.value("local_shards", "row", x, "i
 local COPY_ROWS = 65536
 
 --- The pieces of tables on this rank: a list of { table = name, rank, place (of one process), row_offset, rows, col_offset, cols, dense,
---- replica, state = function(name), read = function(name, row, tensor), write = function(name, row, tensor), cached, cache_statistics }.
+--- replica, state = function(name), read = function(name, row, tensor), write = function(name, row, tensor), cached, cache_statistics,
+--- file = function() -> what tbe.file_of says }.
 --- state("weight") and so on give live views of shards in memory; rows of shards in files (cached) are read and written.
 --- ref: the handle of the C module; module_ptr(ref): its pointer, or an error when it was released; tables: their configurations.
 function M.list(ref, module_ptr, tables)
@@ -46,6 +47,7 @@ function M.list(ref, module_ptr, tables)
       geometry = function(name) return tbes.geometry_of(tbe(), state_name(name)) end,
       iteration = function() return tonumber(C.peri_tbe_iteration(tbe())) end,
       set_iteration = function(n) check(C.peri_tbe_iteration_set(tbe(), n)) end,
+      file = function() return tbes.file_of(tbe(), tonumber(number)) end,
       cache_statistics = function() return tbes.cache_statistics_of(tbe(), tonumber(number)) end,
       state = function(name)
         check(C.peri_tbe_state(tbe(), number, state_name(name), tensor_out))
@@ -107,6 +109,27 @@ local function copy_rows(collection, s, name)
     if from:dim() == 2 then from = from:slice(2, s.col_offset, s.col_offset + s.cols) end
     s.write(name, row, from)
   end
+end
+
+local function numbers_of(t)
+  local host = t:to("f32", "cpu"):contiguous()
+  local memory, n = host:read()
+  return ffi.string(memory, 4 * n)
+end
+
+--- Whether the collection's weights of a piece of its table `t` (a configuration) are those that the table starts with.
+function M.starts(s, collection, t)
+  for row = 0, s.rows - 1, COPY_ROWS do
+    local n = math.min(COPY_ROWS, s.rows - row)
+    local from = collection:table_rows(s.table, "weight", s.row_offset + row, n):slice(2, s.col_offset, s.col_offset + s.cols)
+    local fresh = tbes.new { data_type = t.data_type, seed = collection.seed or nil, device = "cpu", fused_params = { optimizer = "none" },
+      tables = { { name = t.name, rows = n, cols = s.cols, row_offset = s.row_offset + row, col_offset = s.col_offset,
+        total_rows = t.num_embeddings, total_cols = t.embedding_dim, init = t:initialiser() } } }
+    local same = numbers_of(from) == numbers_of(fresh:state(1, "weight"))
+    fresh:release()
+    if not same then return false end
+  end
+  return true
 end
 
 --- Copy the parts that pieces have of the weights and optimizer states of an unsharded collection that has memory. Tables that got their

@@ -29,6 +29,7 @@ local arguments = {
                                          -- read = function(row, tensor), write = function(row, tensor) }
   group = util.any(false),               -- the ranks; false: this rank alone
   device = util.optional,                -- of what gather returns
+  settle = util.optional,                -- function(): called before pieces are read; an error while they are of no one moment
 }
 
 signature.object("shard_metadata", "the metadata of a shard", { shard_offsets = "numbers", shard_sizes = "numbers", placement = "string" })
@@ -43,7 +44,7 @@ function ShardedTensor:init(args)
     signature.value("ShardedTensor", name, a[name], kind)
   end
   self._size, self._dtype, self._group, self._device = a.size, a.dtype, a.group, a.device
-  self._shards_metadata, self._local_shards = a.shards_metadata, a.local_shards
+  self._shards_metadata, self._local_shards, self._settle = a.shards_metadata, a.local_shards, a.settle or false
 end
 
 --- Sizes of the whole; with a number, that of one dimension (from 1).
@@ -139,6 +140,7 @@ function M.assign(target, source)
     else target:copy(source) end
     return
   end
+  if is_sharded(source) and source._settle then source._settle() end
   for i, shard in ipairs(target._local_shards) do
     by_rows(shard.metadata, function(row, n)
       if stored then return from_stored(target, shard, row, n, source) end
@@ -189,6 +191,7 @@ end
 --- The whole, on every rank: what the state_dict of the unsharded module would hold. A state with a number for each row, of a table cut by
 --- columns, becomes the mean of those of its blocks, by their width. Collective over the group.
 function ShardedTensor:gather()
+  if self._settle then self._settle() end
   local all, group = flatten(self), self._group
   local counts, order = {}, {}
   for r = 1, group and group:size() or 1 do counts[r], order[r] = 0, {} end
@@ -212,6 +215,7 @@ end
 
 --- A copy: the same pieces, this rank's in memory of their own. Local.
 function ShardedTensor:clone()
+  if self._settle then self._settle() end
   local own = {}
   for i, s in ipairs(self._local_shards) do
     local copy = Tensor.empty(s.metadata.shard_sizes, self._dtype, self._device)

@@ -54,7 +54,9 @@ void peri__tier_flush_info(const peri_tbe *tbe, peri_flush_info *out)
         const peri__row_header *h = &f->header;
         if (f->temporary) continue;
         bool other = out->files && (h->flush != out->number || h->stamp != out->stamp);
-        out->changed = out->changed || other || tier->dirty || f->unsure || !h->clean || h->iteration != tbe->iteration;
+        const peri_ids_mark *ids = &tier->tables[t].ids;
+        bool remapped = ids->sum != 0 && (ids->sum != h->ids.sum || ids->iteration != h->ids.iteration);
+        out->changed = out->changed || other || tier->dirty || f->unsure || !h->clean || h->iteration != tbe->iteration || remapped;
         if (!out->files++ || h->flush > out->number) {
             out->number = h->flush;
             out->stamp = h->stamp;
@@ -64,9 +66,30 @@ void peri__tier_flush_info(const peri_tbe *tbe, peri_flush_info *out)
     }
 }
 
+void peri__tier_table_file(const peri_tbe *tbe, int64_t table, peri_table_file *out)
+{
+    const peri__row_file *f = peri__tier_of(tbe)->tables[table].file;
+    if (f->temporary) return;
+    *out = (peri_table_file){.path = f->path, .flush = f->header.flush, .iteration = f->header.iteration, .ids = f->header.ids};
+}
+
+void peri__tier_ids_mark(peri_tbe *tbe, int64_t table, const peri_ids_mark *mark) { peri__tier_of(tbe)->tables[table].ids = *mark; }
+
+/** Of rows that a map gives to raw ids somebody has said which map that is. */
+static peri_status check_ids(const peri_tbe *tbe)
+{
+    const peri__tier *tier = peri__tier_of(tbe);
+    for (int64_t t = 0; t < tier->n_tables; t++)
+        if (tbe->tables[t].config.raw_ids && !tier->tables[t].file->temporary && tier->tables[t].ids.sum == 0)
+            return peri__fail(PERI_EINVAL, "peri_tbe_flush_prepare: table '%s' has raw ids, and nobody has said of which map its rows are "
+                              "(peri_tbe_ids_mark_set)", tbe->tables[t].name);
+    return PERI_OK;
+}
+
 peri_status peri__tier_flush_prepare(peri_tbe *tbe)
 {
     peri__tier *tier = peri__tier_of(tbe);
+    PERI_TRY(check_ids(tbe));
     PERI_TRY(peri__tier_settle(tier));
     for (int32_t t = 0; t < tier->n_tables; t++) PERI_TRY(peri__tier_write_back(tier, t, 0, tier->tables[t].cache->rows));
     for (int32_t t = 0; t < tier->n_tables; t++) PERI_TRY(peri__row_file_settle(tier->tables[t].file));
@@ -80,7 +103,7 @@ peri_status peri__tier_flush_commit(peri_tbe *tbe, int64_t number, uint64_t stam
     if (!tier->prepared)
         return peri__fail(PERI_EINVAL, "peri_tbe_flush_commit: the tables were not prepared (peri_tbe_flush_prepare), or updated since");
     for (int32_t t = 0; t < tier->n_tables; t++)
-        PERI_TRY(peri__row_file_mark(tier->tables[t].file, tbe->iteration, number, stamp));
+        PERI_TRY(peri__row_file_mark(tier->tables[t].file, tbe->iteration, number, stamp, &tier->tables[t].ids));
     tier->dirty = false;
     return PERI_OK;
 }

@@ -149,7 +149,8 @@ static void header_of(const peri__tier *tier, const peri_tbe_config *c, int64_t 
     const peri_table_config *t = &tier->tbe->tables[i].config;
     *h = (peri__row_header){.rows = t->rows, .cols = t->cols, .row_offset = t->row_offset, .col_offset = t->col_offset,
                             .total_rows = t->total_rows, .total_cols = t->total_cols, .seed = c->seed, .init = t->init, .init_a = t->init_a,
-                            .init_b = t->init_b, .dtype = c->dtype, .optimizer = c->optimizer.kind, .n_parts = tier->n_parts};
+                            .init_b = t->init_b, .dtype = c->dtype, .optimizer = c->optimizer.kind, .n_parts = tier->n_parts,
+                            .raw_ids = t->raw_ids};
     for (int32_t p = 0; p < tier->n_parts; p++) h->part_bytes[p] = tier->part[p].row ? -tier->part[p].bytes : tier->part[p].bytes;
     strncpy(h->name, t->name, sizeof h->name - 1);
     h->record_bytes = peri__row_record_bytes(h);
@@ -221,6 +222,7 @@ static const char *io(const peri_tbe *tbe)
 static const peri__store cached = {.name = "a cache", .forward = peri__tier_forward, .backward = peri__tier_backward,
                                   .prefetch = peri__tier_prefetch, .drop = peri__tier_drop, .read = peri__tier_read,
                                   .write = peri__tier_write, .reset = peri__tier_reset, .flush_info = peri__tier_flush_info,
+                                  .table_file = peri__tier_table_file, .ids_mark = peri__tier_ids_mark,
                                   .flush_prepare = peri__tier_flush_prepare, .flush_commit = peri__tier_flush_commit,
                                   .cache_statistics = peri__tier_statistics, .bad_ids = bad_ids, .io = io, .free = tier_free};
 

@@ -26,29 +26,32 @@
 /* -- the header ------------------------------------------------------------------------------------------------------------------ */
 
 #define ROW_MAGIC UINT64_C(0x0a53574f52495250) /* "PRIROWS\n" */
-enum { ROW_VERSION = 2 };
+enum { ROW_VERSION = 3 };
 
 /** The header on the disk; what follows it up to the checksum is zero. */
 typedef struct disk_header {
     uint64_t magic;
     uint32_t version, header_bytes;
     int64_t rows, cols, row_offset, col_offset, total_rows, total_cols, record_bytes, iteration, flush;
-    uint64_t stamp, map_sum, seed;
+    uint64_t stamp, map_sum, ids_sum;
+    int64_t ids_iteration;
+    uint64_t seed;
     double init_a, init_b;
     int32_t init, dtype, optimizer, clean, n_parts, part_bytes[PERI__ROW_PARTS], reserved;
     char name[PERI__ROW_NAME_MAX];
 } disk_header;
 
 enum { CHECKSUM_AT = PERI__ROW_HEADER_BYTES - 8 };
-_Static_assert(sizeof(disk_header) <= CHECKSUM_AT && sizeof(disk_header) == 16 + 14 * 8 + 12 * 4 + PERI__ROW_NAME_MAX, "no padding");
+_Static_assert(sizeof(disk_header) <= CHECKSUM_AT && sizeof(disk_header) == 16 + 16 * 8 + 12 * 4 + PERI__ROW_NAME_MAX, "no padding");
 
 void peri__row_header_seal(const peri__row_header *h, unsigned char bytes[PERI__ROW_HEADER_BYTES])
 {
     disk_header d = {.magic = ROW_MAGIC, .version = ROW_VERSION, .header_bytes = PERI__ROW_HEADER_BYTES, .rows = h->rows, .cols = h->cols,
                      .row_offset = h->row_offset, .col_offset = h->col_offset, .total_rows = h->total_rows, .total_cols = h->total_cols,
                      .record_bytes = h->record_bytes, .iteration = h->iteration, .flush = h->flush, .stamp = h->stamp,
-                     .map_sum = h->map_sum, .seed = h->seed, .init_a = h->init_a, .init_b = h->init_b, .init = h->init,
-                     .dtype = h->dtype, .optimizer = h->optimizer, .clean = h->clean, .n_parts = h->n_parts};
+                     .map_sum = h->map_sum, .ids_sum = h->ids.sum, .ids_iteration = h->ids.iteration, .seed = h->seed,
+                     .init_a = h->init_a, .init_b = h->init_b, .init = h->init, .dtype = h->dtype,
+                     .optimizer = h->optimizer, .clean = h->clean, .n_parts = h->n_parts};
     memcpy(d.part_bytes, h->part_bytes, sizeof d.part_bytes);
     memcpy(d.name, h->name, sizeof d.name);
     d.name[sizeof d.name - 1] = 0;
@@ -85,6 +88,8 @@ static const char *check_numbers(const disk_header *d, const peri__row_header *h
     if (__builtin_mul_overflow(d->rows, d->record_bytes, &total) || total > INT64_MAX - beside) return "it is too large";
     if (d->iteration < 0) return "its iteration is negative";
     if (d->flush < 0 || (d->flush == 0) != (d->stamp == 0)) return "its flush is impossible";
+    if (d->ids_iteration < 0 || (d->ids_sum == 0 && d->ids_iteration != 0) || (d->flush == 0 && d->ids_sum != 0))
+        return "its map of raw ids is impossible";
     if (d->clean != 0 && d->clean != 1) return "its state is neither clean nor unclean";
     if (d->dtype < 0 || d->dtype >= PERI_DTYPE_COUNT || d->optimizer < 0 || d->optimizer >= PERI_TBE_OPTIMIZER_COUNT ||
         d->init < PERI_INIT_DEFAULT || d->init > PERI_INIT_NONE)
@@ -111,7 +116,8 @@ peri_status peri__row_header_parse(const char *path, const void *bytes, int64_t 
         return peri__fail(PERI_EFORMAT, "row file '%.300s': the header is damaged (wrong checksum)", path);
     peri__row_header h = {.rows = d.rows, .cols = d.cols, .row_offset = d.row_offset, .col_offset = d.col_offset,
                           .total_rows = d.total_rows, .total_cols = d.total_cols, .record_bytes = d.record_bytes,
-                          .iteration = d.iteration, .flush = d.flush, .stamp = d.stamp, .map_sum = d.map_sum, .seed = d.seed,
+                          .iteration = d.iteration, .flush = d.flush, .stamp = d.stamp, .map_sum = d.map_sum,
+                          .ids = {.sum = d.ids_sum, .iteration = d.ids_iteration}, .seed = d.seed,
                           .init_a = d.init_a, .init_b = d.init_b, .init = d.init, .dtype = d.dtype, .optimizer = d.optimizer,
                           .clean = d.clean,
                           .n_parts = d.n_parts < 0 ? 0 : d.n_parts > PERI__ROW_PARTS ? PERI__ROW_PARTS : d.n_parts};
@@ -211,6 +217,12 @@ static peri_status check_same(const char *path, const peri__row_header *have, co
         return peri__fail(PERI_EMISMATCH,
                           "row file '%.250s' of table '%.80s': its optimizer has other states: %lld bytes of a row, the table has %lld",
                           path, want->name, (long long)have->record_bytes, (long long)want->record_bytes);
+    if (have->flush != 0 && (have->ids.sum != 0) != want->raw_ids)
+        return peri__fail(PERI_EMISMATCH,
+                          "row file '%.250s' of table '%.80s': its rows are %s, the table's %s; name another directory, or remove it to "
+                          "start from scratch",
+                          path, want->name, want->raw_ids ? "those of ids that are rows" : "those that a map gave to raw ids (managed "
+                          "collision)", want->raw_ids ? "are given to raw ids by a map (managed collision)" : "ids are rows");
     if (!have->clean)
         return peri__fail(PERI_EFORMAT,
                           "row file '%.250s' of table '%.80s': it was not flushed before its process ended (the last flush was number "
@@ -391,6 +403,7 @@ peri_status peri__row_file_open(const char *directory, const peri__row_header *a
     want.clean = 1;
     want.iteration = want.flush = 0;
     want.stamp = want.map_sum = 0;
+    want.ids = (peri_ids_mark){0};
     f->salt = salt_of(&want);
     peri_status status = peri__row_map_init(&f->map, want.rows);
     if (status >= 0) status = directory ? open_named(f, directory, &want) : open_temporary(f);
@@ -450,16 +463,18 @@ peri_status peri__row_file_settle(peri__row_file *f)
     return fdatasync(f->fd) == 0 ? PERI_OK : fail_errno(f->path, "bringing its rows to the disk");
 }
 
-peri_status peri__row_file_mark(peri__row_file *f, int64_t iteration, int64_t flush, uint64_t stamp)
+peri_status peri__row_file_mark(peri__row_file *f, int64_t iteration, int64_t flush, uint64_t stamp, const peri_ids_mark *ids)
 {
     peri__row_header next = f->header;
-    bool same = f->header.clean && f->header.iteration == iteration && f->header.flush == flush && f->header.stamp == stamp;
+    bool same = f->header.clean && f->header.iteration == iteration && f->header.flush == flush && f->header.stamp == stamp &&
+                f->header.ids.sum == ids->sum && f->header.ids.iteration == ids->iteration;
     if (f->temporary || (same && !f->unsure)) return PERI_OK;
     PERI_TRY(check_there(f));
     next.clean = 1;
     next.iteration = iteration;
     next.flush = flush;
     next.stamp = stamp;
+    next.ids = *ids;
     return change_header(f, &next);
 }
 

@@ -11,10 +11,11 @@
  * written has the value that the initialiser gives it, which depends on (seed, table, row, column) only. Only the map says which these are:
  * zeros in the place of a row that was written are damage.
  *
- * A file is `clean` after a flush: it holds all rows as they were then, and carries the flush: its number, a random stamp, and the number
- * of the iteration. With the first write after a flush it is marked unclean, and stays so until the next. So after a crash an unclean file
- * holds rows of different times; at most the records that were being written are torn, which their checksums show. Opening an unclean
- * file is an error: restore it from a checkpoint, or remove it.
+ * A file is `clean` after a flush: it holds all rows as they were then, and carries the flush: its number, a random stamp, the number of
+ * the iteration, and, where a map gives rows to raw ids, the map's mark (perilune/collision.h), since the rows say nothing without it.
+ * With the first write after a flush it is marked unclean, and stays so until the next. So after a crash an unclean file holds rows of
+ * different times; at most the records that were being written are torn, which their checksums show. Opening an unclean file is an error:
+ * restore it from a checkpoint, or remove it.
  *
  * Flushing is done in two halves: peri__row_file_settle brings rows and map to the disk, peri__row_file_mark says of which flush they are.
  * Whoever has several files marks none before all are settled, and opens them only when all carry the same flush. So no half needs to be
@@ -24,6 +25,8 @@
 #define PERI_EMBED_ROW_FILE_H
 
 #include "../../base/internal.h"
+
+#include <perilune/embed.h>
 
 enum { PERI__ROW_HEADER_BYTES = 4096, PERI__ROW_NAME_MAX = 1024, PERI__ROW_PARTS = 6 };
 
@@ -35,12 +38,14 @@ typedef struct peri__row_header {
     int64_t flush;     /* number of the last flush; 0: none yet */
     uint64_t stamp;    /* random, one for each flush of a module, so that flushes of different runs differ; 0 with flush 0 */
     uint64_t map_sum;  /* of the map as it was at the last flush; 0: no row is in the file */
+    peri_ids_mark ids; /* at the last flush: the map of raw ids whose rows these are; sum 0: ids are rows */
     uint64_t seed;
     double init_a, init_b;
     int32_t init, dtype, optimizer; /* PERI_INIT_*, PERI_F32 ..., PERI_TBE_* */
     int32_t clean;                  /* 0, 1 */
     int32_t n_parts;
     int32_t part_bytes[PERI__ROW_PARTS]; /* of an element; negative: one element per row instead of cols */
+    bool raw_ids;                        /* of the table that is to have the file, not in it: a map gives its rows to raw ids */
     char name[PERI__ROW_NAME_MAX];       /* of the table, 0-terminated */
 } peri__row_header;
 
@@ -99,8 +104,8 @@ static inline int64_t peri__row_memory_bytes(const peri__row_file *f) { return p
 peri_status peri__row_file_begin(peri__row_file *file);
 /** Bring everything written so far to the disk. */
 peri_status peri__row_file_settle(peri__row_file *file);
-/** Mark the file, which is settled, clean and of this flush. */
-peri_status peri__row_file_mark(peri__row_file *file, int64_t iteration, int64_t flush, uint64_t stamp);
+/** Mark the file, which is settled, clean and of this flush, its rows those of this map of ids. */
+peri_status peri__row_file_mark(peri__row_file *file, int64_t iteration, int64_t flush, uint64_t stamp, const peri_ids_mark *ids);
 /** A random number that is not 0. */
 uint64_t peri__row_stamp(void);
 /** Never fails. A named file that was made here and never written to is removed: a new one is the same. NULL is fine. */

@@ -29,6 +29,7 @@ typedef struct peri__tier_table {
     peri__row_file *file;
     int64_t payload;   /* bytes of a record without its padding */
     int64_t need;      /* rows that the batch being resolved wants */
+    peri_ids_mark ids; /* what the next flush says of them; sum 0: nothing yet, or ids are rows */
     peri_tbe_cache_stats stats;
 } peri__tier_table;
 
@@ -191,6 +192,8 @@ peri_status peri__ticket_fill(peri__tier *tier, peri__ticket *ticket);
 peri_status peri__tier_adopt(peri__tier *tier);
 /** What the store does. */
 void peri__tier_flush_info(const peri_tbe *tbe, peri_flush_info *out);
+void peri__tier_table_file(const peri_tbe *tbe, int64_t table, peri_table_file *out);
+void peri__tier_ids_mark(peri_tbe *tbe, int64_t table, const peri_ids_mark *mark);
 peri_status peri__tier_flush_prepare(peri_tbe *tbe);
 peri_status peri__tier_flush_commit(peri_tbe *tbe, int64_t number, uint64_t stamp);
 /** Before @file is closed: say what becomes of rows that were updated and not flushed. */

@@ -127,6 +127,9 @@ PERI_API peri_status peri_collision_remap(peri_collision *c, peri_tensor *const 
  *  scores: @scores f64 [n], in the same order, higher is better; no NaN. Waits. */
 PERI_API peri_status peri_collision_candidates(peri_collision *c, peri_tensor **counts, peri_tensor **last);
 PERI_API peri_status peri_collision_scores(peri_collision *c, peri_tensor *scores);
+/** What a map knows at this moment: @sum, a hash (never 0) of its whole state, which another map of the same buckets has when it knows the
+ *  same, and its @iteration. Row files keep it with the rows (peri_tbe_ids_mark_set). Waits. */
+PERI_API peri_status peri_collision_mark(peri_collision *c, uint64_t *sum, int64_t *iteration);
 /** From now on TTL and PROBE_LRU take the time from the caller, in any unit (TorchRec: hours), 0 to 2^31 - 1; at first, and again with
  *  @now = -1, it is the number of the iteration. */
 PERI_API peri_status peri_collision_time(peri_collision *c, int64_t now);

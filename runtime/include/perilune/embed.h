@@ -55,6 +55,7 @@ typedef struct peri_table_config {
     int32_t pooling;        /* PERI_POOLING_* */
     int32_t init;           /* PERI_INIT_* */
     double init_a, init_b;
+    bool raw_ids;           /* its rows are given to raw ids by a map (perilune/collision.h): see peri_tbe_ids_mark_set */
 } peri_table_config;
 
 /** How row-wise Adagrad counts rows (FBGEMM's CounterBasedRegularizationDefinition and CowClipDefinition). Counters of rows that come fade
@@ -389,6 +390,23 @@ PERI_API peri_status peri_tbe_flush_prepare(peri_tbe *tbe);
 PERI_API peri_status peri_tbe_flush_commit(peri_tbe *tbe, int64_t number, uint64_t stamp);
 /** A random number that is not 0. */
 PERI_API uint64_t peri_flush_stamp(void);
+/** Which map of raw ids a table's rows are of, as peri_collision_mark says it. */
+typedef struct peri_ids_mark {
+    uint64_t sum; /* 0: ids are rows */
+    int64_t iteration;
+} peri_ids_mark;
+/** What a table's file says of its last flush. */
+typedef struct peri_table_file {
+    const char *path;          /* borrowed from the table; NULL: it has no file with a name, and the rest says nothing */
+    int64_t flush, iteration;  /* 0: none yet */
+    peri_ids_mark ids;         /* of the map at that flush */
+} peri_table_file;
+/** What the file of table @table says. Local, does not block. */
+PERI_API peri_status peri_tbe_table_file(const peri_tbe *tbe, int64_t table, peri_table_file *out);
+/** The next flush writes down that the rows of @table, which has raw_ids, are those of this map. Who has the map says so before each flush,
+ *  and before it uses rows of a file compares its map with what peri_tbe_table_file says: with another map ids would have rows of other
+ *  ids. Tables in memory do nothing with it. */
+PERI_API peri_status peri_tbe_ids_mark_set(peri_tbe *tbe, int64_t table, const peri_ids_mark *mark);
 /** Counts of a table's cache, or of all (@table -1). PERI_EUNSUPPORTED for tables in memory. */
 PERI_API peri_status peri_tbe_cache_statistics(peri_tbe *tbe, int64_t table, peri_tbe_cache_stats *out);
 /** How rows are read: from files by "io_uring" or "threads", from the host's "memory"; NULL for tables in memory. Static text. */

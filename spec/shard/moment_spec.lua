@@ -1,0 +1,230 @@
+-- The rows of tables of raw ids and the maps that give them to ids are of one moment, wherever they are: files open only with the map of
+-- their flush, a map loads only with the rows that are its own, and a state is taken only when no map is ahead of its rows.
+-- deadline: 240 s
+-- mpirun: 2 3
+local peri = require "perilune"
+local collision = require "spec.support.collision"
+local collective_utils = require "perilune.dist.collective_utils"
+local tier = require "spec.support.tier"
+local worlds = require "spec.support.worlds"
+local embed, plan, nn = peri.embed, peri.plan, peri.nn
+local C = peri.ffi.C
+
+local ROWS, IDS = 24, 40
+
+--- What `f` returns on rank 0, on all ranks.
+local function once(world, f, ...) return collective_utils.invoke_on_rank_and_broadcast_result(world, 0, f, ...) end
+
+local modules = {
+  lfu = function() return embed.MCHManagedCollisionModule { zch_size = ROWS, buckets = 3, eviction_interval = 2,
+    eviction_policy = embed.LFU_EvictionPolicy {} } end,
+  mine = function() return embed.MCHManagedCollisionModule { zch_size = ROWS, buckets = 3, eviction_interval = 1, on_miss = "drop",
+    eviction_policy = function(count, last) return last + count / 100 end } end,
+  lru = function() return embed.HashZchManagedCollisionModule { zch_size = ROWS, total_num_buckets = 3, max_probe = 5,
+    eviction_policy_name = "LRU_EVICTION" } end,
+  ttl = function() return embed.HashZchManagedCollisionModule { zch_size = ROWS, total_num_buckets = 3, on_miss = "drop",
+    eviction_policy_name = "SINGLE_TTL_EVICTION", eviction_config = { features = { "f" }, single_ttl = 2 } } end,
+}
+local kinds = { "lfu", "lru", "mine", "ttl" }
+
+local Model = nn.Module:extend "Model"
+function Model:init(kind, sequence, params)
+  local config = (sequence and peri.EmbeddingConfig or peri.EmbeddingBagConfig) { name = "t", num_embeddings = ROWS, embedding_dim = 4,
+    feature_names = { "f" }, init_fn = embed.constant(1) }
+  local args = { managed_collision_collection = peri.ManagedCollisionCollection { embedding_configs = { config },
+    managed_collision_modules = { t = modules[kind]() } } }
+  args[sequence and "embedding_collection" or "embedding_bag_collection"] =
+    (sequence and peri.EmbeddingCollection or peri.EmbeddingBagCollection) { tables = { config }, fused_params = params, seed = 5 }
+  self.sequence = sequence
+  self.mc = (sequence and peri.ManagedCollisionEmbeddingCollection or peri.ManagedCollisionEmbeddingBagCollection)(args)
+end
+function Model:forward(batch)
+  return self:rows_of(batch.ids):sum() * batch.weight
+end
+function Model:rows_of(ids)
+  local out = peri.util.resolve((self.mc(ids)))
+  if self.sequence then return out.f:values() end
+  return out:values()
+end
+
+local function kjt(list)
+  local lengths = {}
+  for i = 1, #list do lengths[i] = 1 end
+  return peri.KeyedJaggedTensor { keys = { "f" }, values = peri.tensor(list, "i64", nil, { #list }),
+    lengths = peri.tensor(lengths, "i32", nil, { #list }) }
+end
+
+--- A random batch of step `s` of a rank of `size`; later steps have later ids.
+local function batch(seed, s, rank, size)
+  local r, list = collision.random(seed * 1000 + s * 10 + rank), {}
+  for i = 1, 4 + r(6) do list[i] = 1000 + (s * 3 + r(IDS)) % (2 * IDS) end
+  return { ids = kjt(list), weight = size * (1 + s / 8) }
+end
+
+local every = {}
+for i = 1, 2 * IDS do every[i] = 999 + i end
+
+--- What evaluation gives for all ids, alike on all ranks.
+local function answers(model)
+  model:eval()
+  local module = model.module or model
+  local result = peri.no_grad(function() return module:rows_of(kjt(every)):to_list() end)
+  model:train()
+  return result
+end
+
+local function release(model)
+  for _, s in ipairs(model.sharded) do s:release() end
+end
+
+local function files_of(folder)
+  local copies = {}
+  for _, path in ipairs(tier.files(folder)) do copies[path] = tier.read_file(path) end
+  return copies
+end
+local function put(folder, copies)
+  tier.remove(folder .. "/*")
+  for path, bytes in pairs(copies) do tier.write_file(path, bytes) end
+  return true
+end
+
+--- Refused on all ranks, in the same words but for the ranks' own; everybody can go on.
+local function refused(world, patterns, f)
+  local ok, err = pcall(f)
+  assert.is_false(ok)
+  local text = tostring(err.message or err)
+  local says = world and world:all_gather_object(text) or { text }
+  for _, pattern in ipairs(patterns) do
+    for _, x in ipairs(says) do assert.truthy(x:find(pattern), ("'%s' in: %s"):format(pattern, x)) end
+  end
+end
+
+describe("maps of raw ids and rows in files", function()
+  setup(function() C.peri_log_level_set(C.PERI_LOG_ERROR) end)
+  teardown(function() C.peri_log_level_set(C.PERI_LOG_WARN) end)
+
+  for case, kind in ipairs(kinds) do
+    worlds.each("open together if they are of one flush, and not else: " .. kind, function(world)
+      local folder, r = once(world, tier.folder), collision.random(case)
+      local sequence = case % 2 == 0
+      local function build()
+        return peri.DistributedModelParallel { module = Model(kind, sequence, { optimizer = "adagrad", learning_rate = 0.5 }),
+          group = world, plan = plan.ShardingPlan { mc = { t = plan.row_wise { compute_kernel = "fused_uvm_caching",
+            cache_params = { load_factor = 1, directory = folder } } } } }
+      end
+      local model, step, moments = build(), 0, {}
+      for i = 1, 3 do
+        for _ = 1, 2 + r(3) do
+          step = step + 1
+          local loss = model(batch(case, step, world:rank(), world:size()))
+          if i < 3 then loss:backward() end -- at last maps learn alone, and only counts and steps move
+        end
+        model:flush()
+        local whole, maps = model:state_dict():gather(), {}
+        for name, t in pairs(whole) do if name:find("_managed_collision_modules", 1, true) then maps[name] = t end end
+        world:barrier():wait()
+        moments[i] = { whole = whole, maps = maps, files = once(world, files_of, folder), out = answers(model) }
+        world:barrier():wait()
+      end
+      release(model)
+      world:barrier():wait()
+      for i, files in ipairs(moments) do
+        for j, given in ipairs(moments) do
+          once(world, put, folder, files.files)
+          model = build()
+          if i == j or r(2) == 1 then -- without a map nothing can be done
+            local use = ({ function() answers(model) end, function() model(batch(case, 1, world:rank(), world:size())) end,
+              function() model:state_dict() end, function() model:flush() end })[r(4)]
+            refused(world, { "row file '.*%.peri'", ("flush %d"):format(i), "map here is new" }, use)
+            model:train()
+          end
+          local loaded = given
+          if i == j then model:load_state_dict(given.maps, false) else
+            refused(world, { "row file '.*%.peri'", ("flush %d"):format(i), "the map has made %d+ steps" }, function()
+              model:load_state_dict(given.maps, false)
+            end)
+            loaded = r(2) == 1 and given or files
+            model:load_state_dict(loaded == given and given.whole or files.maps, false)
+          end
+          local out = answers(model)
+          assert.same(loaded.out, out)
+          release(model)
+          world:barrier():wait()
+        end
+      end
+      once(world, tier.remove, folder)
+    end, { sizes = { 1, 2, 3 }, devices = { "cpu" } })
+  end
+
+  worlds.each("are no files of tables whose ids are rows, nor the other way round", function(world)
+    local folder = once(world, tier.folder)
+    local sharding = { t = plan.row_wise { compute_kernel = "fused_uvm_caching", cache_params = { load_factor = 1, directory = folder } } }
+    local function plain()
+      return peri.DistributedModelParallel { group = world, plan = plan.ShardingPlan { [""] = sharding },
+        module = peri.EmbeddingBagCollection { seed = 5, fused_params = { optimizer = "sgd", learning_rate = 1 },
+          tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = ROWS, embedding_dim = 4, feature_names = { "f" },
+            init_fn = embed.constant(1) } } } }
+    end
+    local function mapped()
+      return peri.DistributedModelParallel { group = world, module = Model("lru", false, { optimizer = "sgd", learning_rate = 1 }),
+        plan = plan.ShardingPlan { mc = sharding } }
+    end
+    local model = mapped()
+    model(batch(1, 1, world:rank(), world:size())):backward()
+    model:flush()
+    release(model)
+    world:barrier():wait()
+    if world:size() == 1 then -- a plain table is cut elsewhere between ranks
+      refused(world, { "its rows are those that a map gave to raw ids", "the table's ids are rows" }, plain)
+      tier.remove(folder .. "/*")
+      model = plain()
+      model(kjt { 1, 2, 3 }):values():sum():backward()
+      model:flush()
+      release(model)
+      refused(world, { "its rows are those of ids that are rows", "given to raw ids by a map" }, mapped)
+    end
+    once(world, tier.remove, folder)
+  end, { sizes = { 1, 2 }, devices = { "cpu" } })
+
+  it("open together on one rank without shards, too", function()
+    local folder = tier.folder()
+    local function build(directory)
+      return Model("lfu", false, { optimizer = "sgd", learning_rate = 1, cache_params = { load_factor = 1, directory = directory } })
+    end
+    local function flush(model) model.mc:embedding_module():flush() end
+    local model = build(folder)
+    for s = 1, 5 do model(batch(3, s, 0, 1)):backward() end
+    flush(model)
+    local old = peri.shard.gather_state_dict(model.mc:managed_collision_collection():state_dict())
+    for s = 6, 9 do model(batch(3, s, 0, 1)):backward() end
+    flush(model)
+    local new = peri.shard.gather_state_dict(model.mc:managed_collision_collection():state_dict())
+    local whole, out = model:state_dict():gather(), answers(model)
+    model.mc:embedding_module():materialise():release()
+    local function load(map)
+      local named = {}
+      for name, t in pairs(map) do named["mc._managed_collision_collection." .. name] = t end
+      model:load_state_dict(named, false)
+    end
+    model = build(folder)
+    refused(nil, { "flush 2", "map here is new" }, function() model(batch(3, 1, 0, 1)) end)
+    refused(nil, { "flush 2", "map here is new" }, function() model:state_dict() end)
+    refused(nil, { "flush 2", "map here is new" }, function() flush(model) end)
+    refused(nil, { "flush 2", "the map has made 5 steps", "had made 9 steps" }, function() load(old) end)
+    load(new)
+    assert.same(out, answers(model))
+    model.mc:embedding_module():materialise():release()
+    model = build(folder)
+    model:load_state_dict(whole)
+    assert.same(out, answers(model))
+    model.mc:embedding_module():materialise():release()
+    tier.remove(folder)
+    if worlds.mpirun then return end
+    model = build(nil) -- in memory's stead: a file that nobody reopens
+    refused(nil, { "the rows are those of the map that is here, which has made 0 steps", "load the weights" }, function() load(new) end)
+    local weight = "mc._embedding_module.embedding_bags.t.weight"
+    model:load_state_dict({ [weight] = whole[weight] }, false)
+    load(new) -- rows first, then their map
+    assert.same(out, answers(model))
+  end)
+end)
