@@ -12,10 +12,13 @@ local pec = "overlap of two batches' ids within the exchange of rows (docs/pipel
 local python = "a helper for Python's types and modules"
 local offloading = "metrics computed by threads of the host while a GPU trains"
 
---- Of one metric: its class is here under its name; what TorchRec's class is made of is one function of metrics.lua or of C.
-local function metric(module, class, spec)
-  return { "torchrec.metrics." .. module, here("peri.nn.metrics", spec or ranks, class),
-    elsewhere("peri.nn.metrics." .. class, (spec or ranks) .. ": " .. class, "*") }
+--- Of one metric: its class is here under its name; what TorchRec's class is made of is one function of metrics.lua or of C. `lacking`:
+--- names that are not built, and what they are.
+local function metric(module, class, spec, lacking, what)
+  local section = { "torchrec.metrics." .. module, here("peri.nn.metrics", spec or ranks, class) }
+  if lacking then table.insert(section, missing("a metric: " .. (what or "AUC, AUPRC, RAUC of each group of samples"), lacking)) end
+  table.insert(section, elsewhere("peri.nn.metrics." .. class, (spec or ranks) .. ": " .. class, "*"))
+  return section
 end
 
 local function none(module, what) return { "torchrec.metrics." .. module, missing("a metric: " .. what, "*") } end
@@ -141,7 +144,8 @@ return {
     elsewhere("peri.sparse.permute_2D_sparse_data", "spec/sparse/operators_spec.lua: permute_2D_sparse_data", "*", "in C and CUDA C") },
   { "torchrec.sparse.triton_permute_multi_embedding",
     elsewhere("peri.KeyedTensor.regroup", "spec/jagged/jt_spec.lua: regroup", "*", "in C and CUDA C") },
-  metric("accuracy", "AccuracyMetric"), metric("auc", "AUCMetric"), metric("auprc", "AUPRCMetric", metrics), metric("average",
+  metric("accuracy", "AccuracyMetric"), metric("auc", "AUCMetric", ranks, "compute_auc_per_group"), metric("auprc", "AUPRCMetric",
+  metrics, "compute_auprc_per_group"), metric("average",
   "AverageMetric"),
   { "torchrec.metrics.benchmark_cpu_offloaded_metric_module", never("a benchmark", "*") },
   metric("cali_free_ne", "CaliFreeNEMetric"), metric("calibration", "CalibrationMetric"),
@@ -163,14 +167,18 @@ return {
     elsewhere("peri.nn.metrics.NEMetric", metrics .. ": window_", "*", "`window_ne`, `lifetime_ne`: names without a task") },
   { "torchrec.metrics.model_utils",
     missing("one module that keeps the metrics of many tasks, made from a configuration: metrics are made one by one here", "*") },
-  metric("mse", "MSEMetric"), none("multi_label_precision", "precision of several labels a sample"),
+  metric("mse", "MSEMetric", ranks, "compute_r_squared", "R squared, beside MSE"), none("multi_label_precision",
+  "precision of several labels a sample"),
   metric("multiclass_recall", "MulticlassRecallMetric"), metric("ndcg", "NDCGMetric"), metric("ne", "NEMetric"), metric("ne_positive",
   "NEPositiveMetric"),
   none("ne_with_recalibration", "NE corrected for negative samples that were left out"), metric("nmse", "NMSEMetric"),
   { "torchrec.metrics.noop_metric_module", never("a module of metrics that does nothing", "*") },
   none("num_missing_labels", "a count"), none("num_positive_samples", "a count"), none("output", "numbers of the model, passed on"),
-  metric("precision", "PrecisionMetric"), none("precision_session", "precision within sessions"), metric("rauc", "RAUCMetric"),
+  metric("precision", "PrecisionMetric"), none("precision_session", "precision within sessions"), metric("rauc", "RAUCMetric", ranks,
+  "compute_rauc_per_group"),
   { "torchrec.metrics.rec_metric",
+    missing("one module that keeps the metrics of many tasks, made from a configuration: metrics are made one by one here",
+      "RecMetricList"),
     elsewhere("lua/perilune/nn/metrics.lua", metrics .. ": window", "*", "sums of all samples, and of a window") },
   metric("recall", "RecallMetric"), none("recall_session", "recall within sessions"), none("scalar", "a number, passed on"),
   none("segmented_ne", "NE of each group of samples"), none("serving_calibration", "calibration over served samples only"),

@@ -13,8 +13,9 @@ is on this page, by name (the list: `tests/parity/torchrec.txt`). "Here" has the
 inside; "not built" does not exist. "No need": without Python or PyTorch it has no meaning, or nothing is lost without it.
 
 `make parity` makes the page. A spec (`spec/names_spec.lua`) fails when a name of that list has no answer here, or when a symbol or a
-spec that this page names does not exist. `peri` is `require "perilune"`; names that begin with `peri_` are C functions. A class with the
-same name takes the same arguments, by name. "Proof" is the spec that tries it.
+spec that this page names does not exist. `peri` is `require "perilune"`; names that begin with `peri_` are C functions. "Proof" is the spec
+that tries it. A class of the same name takes TorchRec's arguments by their names as far as they mean something here; one that it does not
+know is an error that lists what is allowed.
 
 ]]
 
