@@ -8,26 +8,68 @@
 
 static const double eta = 1e-12; /* predictions are kept this far from 0 and 1 */
 
-static peri_status check(const char *function, const peri_metric_samples *s)
+static bool inside(double x) { return x >= 0 && x <= 1; }
+
+/** Not a number has a sign that nobody wants to read. */
+static double plain(double x) { return isnan(x) ? (double)NAN : x; }
+
+/** What is wrong with the prediction @p for @needs; NULL: nothing. */
+static const char *wrong_prediction(double p, int32_t needs)
+{
+    if (isnan(p)) return "not a number";
+    if ((needs & PERI_METRIC_PROBABILITIES) && !inside(p)) return "allowed: probabilities, 0..1 (of a logit x it is 1 / (1 + exp(-x)))";
+    if ((needs & PERI_METRIC_RATES) && !(p >= 0 && !isinf(p))) return "allowed: finite numbers, 0 or more (of a logit x: 1 / (1 + exp(-x)))";
+    if ((needs & PERI_METRIC_FINITE) && isinf(p)) return "allowed: finite numbers";
+    return NULL;
+}
+
+/** The same of the label @y. */
+static const char *wrong_label(double y, int32_t needs)
+{
+    if (isnan(y)) return "not a number";
+    if ((needs & PERI_METRIC_LABELS_OF_CLASSES) && !inside(y)) return "allowed: 0..1 (1: positive, 0: negative)";
+    if ((needs & PERI_METRIC_LABELS_NOT_NEGATIVE) && !(y >= 0 && !isinf(y))) return "allowed: finite numbers, 0 or more";
+    return isinf(y) ? "allowed: finite numbers" : NULL;
+}
+
+static peri_status check(const char *function, const peri_metric_samples *s, int32_t needs)
 {
     if (s->n < 0 || s->n > IO_MAX_IDS) return peri__fail(PERI_EINVAL, "%s: %lld samples", function, (long long)s->n);
     if (s->n > 0 && (!s->predictions || !s->labels)) return peri__fail(PERI_EINVAL, "%s: no predictions or no labels", function);
-    for (int64_t i = 0; i < s->n; i++)
-        if (isnan(s->predictions[i]) || isnan(s->labels[i]) || (s->weights && isnan(s->weights[i])))
-            return peri__fail(PERI_EINVAL, "%s: sample %lld: prediction %g, label %g, weight %g: not a number", function, (long long)i,
-                              s->predictions[i], s->labels[i], s->weights ? s->weights[i] : 1.0);
+    for (int64_t i = 0; i < s->n; i++) {
+        const char *why = wrong_prediction(s->predictions[i], needs);
+        if (why)
+            return peri__fail(PERI_EINVAL, "%s: sample %lld: prediction %g, %s", function, (long long)i, plain(s->predictions[i]), why);
+        why = wrong_label(s->labels[i], needs);
+        if (why) return peri__fail(PERI_EINVAL, "%s: sample %lld: label %g, %s", function, (long long)i,
+                                   plain(s->labels[i]), why);
+        if (s->weights && !(s->weights[i] >= 0 && !isinf(s->weights[i])))
+            return peri__fail(PERI_EINVAL, "%s: sample %lld: weight %g, allowed: finite numbers, 0 or more", function, (long long)i,
+                              plain(s->weights[i]));
+    }
     return PERI_OK;
+}
+
+peri_status peri_metric_check(const peri_metric_samples *s, int32_t needs, const char *name)
+{
+    PERI_NEED(s);
+    PERI_NEED(name);
+    int32_t all = PERI_METRIC_FINITE | PERI_METRIC_PROBABILITIES | PERI_METRIC_RATES | PERI_METRIC_LABELS_OF_CLASSES |
+                  PERI_METRIC_LABELS_NOT_NEGATIVE;
+    if (needs & ~all) return peri__fail(PERI_EINVAL, "peri_metric_check: needs %d, allowed: flags PERI_METRIC_*", needs);
+    return check(name, s, needs);
 }
 
 peri_status peri_metric_add(const peri_metric_samples *s, double threshold, peri_metric_sums *t)
 {
     PERI_NEED(s);
     PERI_NEED(t);
-    PERI_TRY(check("peri_metric_add", s));
+    if (isnan(threshold)) return peri__fail(PERI_EINVAL, "peri_metric_add: threshold %g, allowed: numbers", plain(threshold));
+    PERI_TRY(check("peri_metric_add", s, PERI_METRIC_FINITE));
     for (int64_t i = 0; i < s->n; i++) {
         double p = s->predictions[i], y = s->labels[i], w = s->weights ? s->weights[i] : 1;
         double kept = p < eta ? eta : p > 1 - eta ? 1 - eta : p;
-        double positive = -y * log2(kept), entropy = positive - (1 - y) * log2(1 - kept);
+        double positive = inside(p) && inside(y) ? -y * log2(kept) : (double)NAN, entropy = positive - (1 - y) * log2(1 - kept);
         bool high = p >= threshold;
         t->n += 1;
         t->weight += w;
@@ -40,7 +82,7 @@ peri_status peri_metric_add(const peri_metric_samples *s, double threshold, peri
         t->square_error += w * (p - y) * (p - y);
         t->absolute_error += w * fabs(p - y);
         t->ones_square_error += w * (1 - y) * (1 - y);
-        t->correct += high == y ? w : 0;
+        t->correct += w * (high ? y : 1 - y);
         t->true_positive += high ? w * y : 0;
         t->false_positive += high ? w * (1 - y) : 0;
         t->false_negative += high ? 0 : w * y;
@@ -62,9 +104,9 @@ static int by_prediction(const void *a, const void *b)
 }
 
 /** The samples by rising prediction, those of equal prediction by rising label. @out new, peri__free. */
-static peri_status sorted(const char *function, const peri_metric_samples *s, sample **out)
+static peri_status sorted(const char *function, const peri_metric_samples *s, int32_t needs, sample **out)
 {
-    PERI_TRY(check(function, s));
+    PERI_TRY(check(function, s, needs));
     sample *list = peri__alloc(sizeof *list * (size_t)peri__max(s->n, 1));
     if (!list) return PERI_ENOMEM;
     for (int64_t i = 0; i < s->n; i++) list[i] = (sample){s->predictions[i], s->labels[i], s->weights ? s->weights[i] : 1};
@@ -89,7 +131,7 @@ peri_status peri_metric_auc(const peri_metric_samples *s, double *out)
     PERI_NEED(s);
     PERI_NEED(out);
     sample *list;
-    PERI_TRY(sorted("peri_metric_auc", s, &list));
+    PERI_TRY(sorted("peri_metric_auc", s, PERI_METRIC_LABELS_OF_CLASSES, &list));
     double below = 0, positives = 0, area = 0, p, n; /* below: weight of negatives with a lower prediction */
     for (int64_t i = 0; i < s->n;) {
         group(list, s->n, &i, &p, &n);
@@ -107,7 +149,7 @@ peri_status peri_metric_auprc(const peri_metric_samples *s, double *out)
     PERI_NEED(s);
     PERI_NEED(out);
     sample *list;
-    PERI_TRY(sorted("peri_metric_auprc", s, &list));
+    PERI_TRY(sorted("peri_metric_auprc", s, PERI_METRIC_LABELS_OF_CLASSES, &list));
     double above = 0, positives = 0, area = 0; /* above: weight of all samples with at least this prediction */
     for (int64_t i = s->n - 1; i >= 0;) {
         double gain = 0, p = list[i].prediction;
@@ -123,16 +165,33 @@ peri_status peri_metric_auprc(const peri_metric_samples *s, double *out)
     return PERI_OK;
 }
 
-/** Merge sort of @x[n] with @scratch[n]; returns the pairs i < j with x[i] > x[j]. */
-static int64_t inversions(double *x, int64_t n, double *scratch)
+/** A label and its weight; in a sorted run of them, also the weight of all before it in the run. */
+typedef struct weighted {
+    double label, weight, before;
+} weighted;
+
+/** Set `before` of x[low..high). Returns the weight of all. */
+static double weigh(weighted *x, int64_t low, int64_t high)
 {
-    int64_t count = 0;
+    double sum = 0;
+    for (int64_t i = low; i < high; i++) {
+        x[i].before = sum;
+        sum += x[i].weight;
+    }
+    return sum;
+}
+
+/** Merge sort of @x[n] by label, with @scratch[n]; returns the sum of w_i * w_j over the pairs i < j with label i > label j. */
+static double inversions(weighted *x, int64_t n, weighted *scratch)
+{
+    double sum = 0;
     for (int64_t width = 1; width < n; width *= 2) {
         for (int64_t low = 0; low < n; low += 2 * width) {
             int64_t middle = peri__min(low + width, n), high = peri__min(low + 2 * width, n), i = low, j = middle, k = low;
+            double first = weigh(x, low, middle);
             while (i < middle && j < high) {
-                if (x[j] < x[i]) {
-                    count += middle - i;
+                if (x[j].label < x[i].label) {
+                    sum += x[j].weight * (first - x[i].before);
                     scratch[k++] = x[j++];
                 } else scratch[k++] = x[i++];
             }
@@ -141,7 +200,18 @@ static int64_t inversions(double *x, int64_t n, double *scratch)
         }
         memcpy(x, scratch, sizeof *x * (size_t)n);
     }
-    return count;
+    return sum;
+}
+
+/** The sum of w_i * w_j over all pairs i < j. */
+static double all_pairs(const weighted *x, int64_t n)
+{
+    double sum = 0, before = 0;
+    for (int64_t i = 0; i < n; i++) {
+        sum += x[i].weight * before;
+        before += x[i].weight;
+    }
+    return sum;
 }
 
 peri_status peri_metric_rauc(const peri_metric_samples *s, double *out)
@@ -149,15 +219,16 @@ peri_status peri_metric_rauc(const peri_metric_samples *s, double *out)
     PERI_NEED(s);
     PERI_NEED(out);
     sample *list;
-    PERI_TRY(sorted("peri_metric_rauc", s, &list));
-    double *labels = peri__alloc(sizeof *labels * 2 * (size_t)peri__max(s->n, 1));
-    if (labels) {
-        for (int64_t i = 0; i < s->n; i++) labels[i] = list[i].label;
-        *out = 1 - (double)inversions(labels, s->n, labels + s->n) / ((double)s->n * (double)(s->n - 1) / 2);
+    PERI_TRY(sorted("peri_metric_rauc", s, 0, &list));
+    weighted *x = peri__alloc(sizeof *x * 2 * (size_t)peri__max(s->n, 1));
+    if (x) {
+        for (int64_t i = 0; i < s->n; i++) x[i] = (weighted){.label = list[i].label, .weight = list[i].weight};
+        double pairs = all_pairs(x, s->n);
+        *out = pairs > 0 ? 1 - inversions(x, s->n, x + s->n) / pairs : (double)NAN;
     }
     peri__free(list);
-    peri__free(labels);
-    return labels ? PERI_OK : PERI_ENOMEM;
+    peri__free(x);
+    return x ? PERI_OK : PERI_ENOMEM;
 }
 
 peri_status peri_metric_xauc(const peri_metric_samples *s, double *right, double *pairs)
@@ -165,7 +236,7 @@ peri_status peri_metric_xauc(const peri_metric_samples *s, double *right, double
     PERI_NEED(s);
     PERI_NEED(right);
     PERI_NEED(pairs);
-    PERI_TRY(check("peri_metric_xauc", s));
+    PERI_TRY(check("peri_metric_xauc", s, PERI_METRIC_FINITE));
     double good = 0, all = 0;
     for (int64_t i = 0; i < s->n; i++)
         for (int64_t j = i + 1; j < s->n; j++) {

@@ -541,6 +541,27 @@ static void metrics_refuse_what_is_no_number(void **state)
     assert_fails(peri_metric_rauc(&s, &out), PERI_EINVAL, "no predictions");
 }
 
+static void metrics_refuse_what_they_do_not_speak_of(void **state)
+{
+    (void)state;
+    double p[2] = {0.5, 1.5}, y[2] = {0, 1}, w[2] = {1, -1}, out = 7;
+    peri_metric_samples s = {.predictions = p, .labels = y, .n = 2};
+    peri_metric_sums sums = {0};
+    assert_fails(peri_metric_check(&s, PERI_METRIC_PROBABILITIES, "ne"), PERI_EINVAL, "ne: sample 1: prediction 1.5, allowed: prob");
+    assert_ok(peri_metric_check(&s, PERI_METRIC_RATES | PERI_METRIC_LABELS_OF_CLASSES, "ctr"));
+    assert_fails(peri_metric_check(&s, 1 << 10, "ne"), PERI_EINVAL, "needs 1024");
+    assert_ok(peri_metric_add(&s, 0.5, &sums));
+    assert_true(isnan(sums.cross_entropy) && isnan(sums.plain_cross_entropy) && sums.square_error == 0.5);
+    s.weights = w;
+    assert_fails(peri_metric_add(&s, 0.5, &sums), PERI_EINVAL, "sample 1: weight -1, allowed: finite numbers, 0 or more");
+    assert_true(sums.n == 2);
+    w[1] = 0;
+    y[0] = 2;
+    assert_fails(peri_metric_auc(&s, &out), PERI_EINVAL, "sample 0: label 2, allowed: 0..1");
+    assert_ok(peri_metric_rauc(&s, &out));
+    assert_true(isnan(out)); /* one sample has weight */
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -553,7 +574,7 @@ int main(void)
         cmocka_unit_test(readers_on_several_threads_find_each_other_s_lines),
         cmocka_unit_test(a_feed_begins_again_wherever_it_is),
         cmocka_unit_test(uniform_numbers_are_uniform),
-        cmocka_unit_test(metrics_refuse_what_is_no_number),
+        cmocka_unit_test(metrics_refuse_what_is_no_number), cmocka_unit_test(metrics_refuse_what_they_do_not_speak_of),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

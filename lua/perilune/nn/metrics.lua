@@ -11,46 +11,21 @@
 --                keeps its last ceil(window_size / n). A class that needs the samples themselves (AUC and its relatives) keeps them, 24
 --                bytes each; others keep sums, by update or by window_size / 10,000 samples, whichever is more
 --   group        the ranks; default: the world when the first samples come; false: this rank alone, and nothing is collective
+--
+-- An update is refused as a whole if a prediction or label is NaN, a label or weight infinite, a weight negative, or if predictions or
+-- labels are not what the metric speaks of (`needs` below): entropies want probabilities, not logits, and labels 0..1. A sample of weight 0
+-- changes nothing, except what counts samples without weights.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
-local Tensor = require "perilune.tensor"
 local ranks = require "perilune.nn.ranks"
-local signature = require "perilune.signature"
+local samples = require "perilune.nn.samples"
 local C, check = P.C, P.check
 
 local M = {}
 local number, second = ffi.new "double[1]", ffi.new "double[1]"
-
--- -- samples -------------------------------------------------------------------------------------------------------------------------
-
---- Numbers of a tensor or list as f64 host memory, and how many.
-local function numbers(func, what, x)
-  if Tensor.is(x) then
-    return (x:to "f64"):read()
-  end
-  if type(x) ~= "table" then P.fail(("%s: %s are a %s, wanted a tensor or a list"):format(func, what, type(x))) end
-  local n = #x
-  local a = ffi.new("double[?]", math.max(n, 1))
-  for i = 1, n do a[i - 1] = signature.value(func, ("entry %d of %s"):format(i, what), x[i], "number") end
-  return a, n
-end
-
---- peri_metric_samples of predictions, labels and weights (nil: all 1); the second value keeps their memory alive. `per_sample`:
---- predictions per label.
-local function samples_of(func, predictions, labels, weights, per_sample)
-  local p, n = numbers(func, "predictions", predictions)
-  local y, labelled = numbers(func, "labels", labels)
-  if n ~= labelled * (per_sample or 1) then P.fail(("%s: %d predictions for %d labels"):format(func, n, labelled)) end
-  local w, weighted
-  if weights ~= nil then
-    w, weighted = numbers(func, "weights", weights)
-    if weighted ~= labelled then P.fail(("%s: %d weights for %d labels"):format(func, weighted, labelled)) end
-  end
-  local s = ffi.new "peri_metric_samples"
-  s.predictions, s.labels, s.weights, s.n = p, y, w, labelled
-  return s, { p, y, w }
-end
+local FINITE, PROBABILITIES, RATES = C.PERI_METRIC_FINITE, C.PERI_METRIC_PROBABILITIES, C.PERI_METRIC_RATES
+local OF_CLASSES, NOT_NEGATIVE = C.PERI_METRIC_LABELS_OF_CLASSES, C.PERI_METRIC_LABELS_NOT_NEGATIVE
 
 -- -- formulas over sums ------------------------------------------------------------------------------------------------------------------
 
@@ -190,17 +165,25 @@ function SumMetric:compute()
   return out
 end
 
+-- What metrics of sums take. The others compare predictions with `threshold`: with 0.5 of probabilities, unless another one is given, of
+-- whatever the predictions are.
+local ENTROPY = PROBABILITIES + OF_CLASSES
+local needs = { NEMetric = ENTROPY, NEPositiveMetric = ENTROPY, UnweightedNEMetric = ENTROPY, CaliFreeNEMetric = ENTROPY,
+  CalibrationMetric = RATES + NOT_NEGATIVE, CTRMetric = FINITE + OF_CLASSES, AverageMetric = FINITE, WeightedAvgMetric = FINITE,
+  MSEMetric = FINITE, NMSEMetric = FINITE, MAEMetric = FINITE }
+
 local function simple(name, definition, spec)
   local class = util.class(name, SumMetric)
   class.width = #fields
   function class:init(args) SumMetric.init(self, args, spec) end
   function class:_part(predictions, labels, weights)
-    local samples, memory = samples_of(name, predictions, labels, weights)
+    local threshold = self.options.threshold
+    local s, memory = samples.of(name, needs[name] or threshold and OF_CLASSES + FINITE or ENTROPY, predictions, labels, weights)
     local sums = ffi.new "peri_metric_sums"
-    check(C.peri_metric_add(samples, self.options.threshold or 0.5, sums))
+    check(C.peri_metric_add(s, threshold or 0.5, sums))
     local part = {}
     for i, field in ipairs(fields) do part[i] = sums[field] end
-    return part, memory and tonumber(samples.n)
+    return part, memory and tonumber(s.n)
   end
   function class:_report(sums, prefix, out)
     local named = {}
@@ -211,8 +194,8 @@ local function simple(name, definition, spec)
   M[name] = class
 end
 
-local specs = { NEMetric = { include_logloss = false }, AccuracyMetric = { threshold = 0.5 }, PrecisionMetric = { threshold = 0.5 },
-  RecallMetric = { threshold = 0.5 } }
+local threshold = { threshold = util.optional.number }
+local specs = { NEMetric = { include_logloss = false }, AccuracyMetric = threshold, PrecisionMetric = threshold, RecallMetric = threshold }
 for name, definition in util.ordered(by_sums) do simple(name, definition, specs[name]) end
 
 -- -- metrics with sums of their own --------------------------------------------------------------------------------------------------
@@ -221,9 +204,9 @@ for name, definition in util.ordered(by_sums) do simple(name, definition, specs[
 M.XAUCMetric = util.class("XAUCMetric", SumMetric)
 M.XAUCMetric.width = 2
 function M.XAUCMetric:_part(predictions, labels, weights)
-  local samples, memory = samples_of("XAUCMetric", predictions, labels, weights)
-  check(C.peri_metric_xauc(samples, number, second))
-  return { number[0], second[0] }, memory and tonumber(samples.n)
+  local s, memory = samples.of("XAUCMetric", FINITE, predictions, labels, weights)
+  check(C.peri_metric_xauc(s, number, second))
+  return { number[0], second[0] }, memory and tonumber(s.n)
 end
 function M.XAUCMetric:_report(sums, prefix, out) out[prefix .. "xauc"] = ratio(sums[1], sums[2]) end
 
@@ -234,8 +217,21 @@ function M.MulticlassRecallMetric:init(args)
   self.width = util.integer("MulticlassRecallMetric", "number_of_classes", self.options.number_of_classes, 1, 2 ^ 20) + 1
 end
 function M.MulticlassRecallMetric:_part(predictions, labels, weights)
-  local classes = self.options.number_of_classes
-  local s, memory = samples_of("MulticlassRecallMetric", predictions, labels, weights, classes)
+  local classes, func = self.options.number_of_classes, "MulticlassRecallMetric"
+  local s, memory = samples.of(func, NOT_NEGATIVE, predictions, labels, weights, classes)
+  local of = samples.layout(predictions)
+  if of and classes > 1 and of:find "," and not of:find((" %d$"):format(classes)) then
+    P.fail(("%s: predictions are %s, wanted [samples, %d]"):format(func, tostring(predictions), classes))
+  end
+  for i = 0, tonumber(s.n) - 1 do
+    local label = s.labels[i]
+    if label ~= math.floor(label) or label >= classes then
+      P.fail(("%s: sample %d: label %g, allowed: whole numbers 0..%d"):format(func, i, label, classes - 1))
+    end
+    for c = i * classes, (i + 1) * classes - 1 do
+      if s.predictions[c] ~= s.predictions[c] then P.fail(("%s: sample %d: prediction nan, not a number"):format(func, i)) end
+    end
+  end
   local part = {}
   for k = 1, classes + 1 do part[k] = 0 end
   for i = 0, tonumber(s.n) - 1 do
@@ -270,6 +266,8 @@ M.NDCGMetric.width = 2
 function M.NDCGMetric:init(args)
   SumMetric.init(self, args, { exponential_gain = false, k = -1, report_ndcg_as_decreasing_curve = true,
     remove_single_length_sessions = false, scale_by_weights_tensor = false })
+  local k = self.options.k
+  if k ~= math.floor(k) or k == 0 then P.fail(("NDCGMetric: k is %g, allowed: whole numbers from 1 on, or -1 for all"):format(k)) end
 end
 local function sessions_of(s, session)
   local by_id, list = {}, {}
@@ -285,9 +283,9 @@ local function sessions_of(s, session)
 end
 function M.NDCGMetric:_part(predictions, labels, weights, session)
   local o = self.options
-  local s, memory = samples_of("NDCGMetric", predictions, labels, weights)
-  local ids, n = numbers("NDCGMetric", "sessions", session)
-  if n ~= s.n then P.fail(("NDCGMetric: %d sessions for %d labels"):format(n, tonumber(s.n))) end
+  local s, memory = samples.of("NDCGMetric", FINITE + NOT_NEGATIVE, predictions, labels, weights)
+  local n = tonumber(s.n)
+  local ids = samples.sessions(session, n)
   local sum, count = 0, 0
   for _, list in ipairs(sessions_of(s, ids)) do
     if #list > 1 or not o.remove_single_length_sessions then
@@ -368,7 +366,7 @@ function SampleMetric:init(args)
 end
 
 function SampleMetric:update(predictions, labels, weights)
-  local s, memory = samples_of(self.class_name, predictions, labels, weights)
+  local s, memory = samples.of(self.class_name, self.needs, predictions, labels, weights)
   if self._taken then self:_taken(s) end
   self.samples = self.samples or Samples(place(self))
   self.samples:push(s)
@@ -389,16 +387,20 @@ end
 
 --- Area under the ROC curve of the window; ties count one half.
 M.AUCMetric = util.class("AUCMetric", SampleMetric)
+M.AUCMetric.needs = OF_CLASSES
 function M.AUCMetric:compute() return { window_auc = self:_area(C.peri_metric_auc) } end
 
---- Regression AUC of the window.
+--- Regression AUC of the window: the share of pairs, weighted w_i * w_j, that predictions and labels do not order in opposite ways.
+--- (TorchRec ignores the weights.)
 M.RAUCMetric = util.class("RAUCMetric", SampleMetric)
+M.RAUCMetric.needs = 0
 function M.RAUCMetric:compute() return { window_rauc = self:_area(C.peri_metric_rauc) } end
 
 local BINS = 1000
 local single = ffi.new "float[1]"
 --- Average precision of the window; over everything from a histogram of 1,000 bins of predictions in [0, 1] (0.5 while a class is missing).
 M.AUPRCMetric = util.class("AUPRCMetric", SampleMetric)
+M.AUPRCMetric.needs = ENTROPY
 function M.AUPRCMetric:init(args)
   SampleMetric.init(self, args)
   self.positive, self.negative = ffi.new("double[?]", BINS), ffi.new("double[?]", BINS)
@@ -406,7 +408,6 @@ end
 function M.AUPRCMetric:_taken(s)
   for i = 0, tonumber(s.n) - 1 do
     local p, y, w = s.predictions[i], s.labels[i], s.weights ~= nil and s.weights[i] or 1
-    if not (p >= 0 and p <= 1) then P.fail(("AUPRCMetric: prediction %g, allowed: 0..1"):format(p)) end
     single[0] = p -- in f32, as the reference bins them
     single[0] = single[0] * BINS
     local bin = math.min(math.floor(single[0]), BINS - 1)
@@ -431,7 +432,7 @@ end
 
 --- Area under the ROC curve of these samples: of those of this rank alone. Nothing is collective.
 function M.auc(predictions, labels, weights)
-  local s, memory = samples_of("metrics.auc", predictions, labels, weights)
+  local s, memory = samples.of("metrics.auc", OF_CLASSES, predictions, labels, weights)
   check(C.peri_metric_auc(s, number))
   return number[0], memory
 end
@@ -439,7 +440,7 @@ end
 --- Everything that a report says about these samples (of this rank alone), with predictions in [0, 1]: samples, auc, ne, logloss (natural
 --- logarithm), calibration, ctr, accuracy.
 function M.evaluate(predictions, labels, weights)
-  local s, memory = samples_of("metrics.evaluate", predictions, labels, weights)
+  local s, memory = samples.of("metrics.evaluate", ENTROPY, predictions, labels, weights)
   local sums = ffi.new "peri_metric_sums"
   check(C.peri_metric_add(s, 0.5, sums))
   check(C.peri_metric_auc(s, number))

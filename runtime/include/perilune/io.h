@@ -159,6 +159,10 @@ PERI_API peri_status peri_logistic_predict(peri_logistic *model, const peri_batc
 
 /* -- metrics -------------------------------------------------------------------------------------------------------------------------- */
 
+/* Everywhere predictions and labels are numbers, labels and weights are finite, and weights are not negative; a sample of weight 0 changes
+ * nothing but what counts samples without their weights. What else a function or a metric needs is said with it; PERI_EINVAL names the first sample that has it not, and nothing
+ * was changed. */
+
 /** Predictions, labels and weights of @n samples, borrowed. */
 typedef struct peri_metric_samples {
     const double *predictions, *labels;
@@ -166,32 +170,44 @@ typedef struct peri_metric_samples {
     int64_t n;
 } peri_metric_samples;
 
+/** What a metric needs of its samples beside that; flags. */
+enum {
+    PERI_METRIC_FINITE = 1,               /* predictions are finite (else they may be infinite: only their order counts) */
+    PERI_METRIC_PROBABILITIES = 2,        /* predictions lie in [0, 1]: no logits */
+    PERI_METRIC_RATES = 4,                /* predictions are finite and not negative */
+    PERI_METRIC_LABELS_OF_CLASSES = 8,    /* labels lie in [0, 1]: 1 positive, 0 negative, between them a share */
+    PERI_METRIC_LABELS_NOT_NEGATIVE = 16
+};
+/** Whether the samples are what a metric needs. @name begins the error's message. */
+PERI_API peri_status peri_metric_check(const peri_metric_samples *samples, int32_t needs, const char *name);
+
 /** Sums over samples, in their order: what the metrics that only need sums are computed from. All members are f64. */
 typedef struct peri_metric_sums {
     double n, weight;                    /* samples; sum w */
     double label, prediction;            /* sum w*y, sum w*p */
     double plain_label;                  /* sum y */
-    double cross_entropy;                /* sum of -w (y log2 p + (1-y) log2 (1-p)), p kept inside [1e-12, 1 - 1e-12] */
+    double cross_entropy;                /* sum of -w (y log2 p + (1-y) log2 (1-p)), p kept inside [1e-12, 1 - 1e-12]; this and the next
+                                            two are NaN if a prediction or a label lies outside [0, 1] */
     double positive_cross_entropy;       /* its part of y: sum of -w y log2 p */
     double plain_cross_entropy;          /* cross_entropy with all w = 1 */
     double square_error, absolute_error; /* sum w (p-y)^2, sum w |p-y| */
     double ones_square_error;            /* sum w (1-y)^2: the square error of predicting 1 */
-    double correct;                      /* sum of w where (p >= threshold) is y */
+    double correct;                      /* sum of w*y where p >= threshold, of w*(1-y) elsewhere */
     double true_positive;                /* sum of w*y where p >= threshold */
     double false_positive;               /* sum of w*(1-y) where p >= threshold */
     double false_negative;               /* sum of w*y where p < threshold */
 } peri_metric_sums;
 
-/** Add the samples to @sums. */
+/** Add the samples, whose predictions are finite, to @sums. */
 PERI_API peri_status peri_metric_add(const peri_metric_samples *samples, double threshold, peri_metric_sums *sums);
-/** Area under the ROC curve; a tie between a positive and a negative counts one half; 0.5 when a class has no weight. n log n. */
+/** Area under the ROC curve, of labels in [0, 1]; a tie between a positive and a negative counts one half; 0.5 when a class has no weight. n log n. */
 PERI_API peri_status peri_metric_auc(const peri_metric_samples *samples, double *out);
-/** Average precision: the sum over distinct predictions, from the highest, of precision times the growth of recall; 0 without positives. */
+/** Average precision, of labels in [0, 1]: the sum over distinct predictions, from the highest, of precision times the growth of recall; 0 without positives. */
 PERI_API peri_status peri_metric_auprc(const peri_metric_samples *samples, double *out);
-/** Regression AUC: the share of all pairs of samples whose labels and predictions are not in opposite orders; weights are not used; NaN for
- *  less than two samples. n log n. */
+/** Regression AUC: the share of all pairs of samples, each weighted w_i*w_j, whose labels and predictions are not in opposite orders; NaN
+ *  for less than two samples that have weight. n log n. */
 PERI_API peri_status peri_metric_rauc(const peri_metric_samples *samples, double *out);
-/** XAUC: over all pairs, weighted w_i*w_j: @right = pairs in the same strict order, or tied, by both label and prediction; @pairs = all.
+/** XAUC, of finite predictions: over all pairs, weighted w_i*w_j: @right = pairs in the same strict order, or tied, by both label and prediction; @pairs = all.
  *  n^2. */
 PERI_API peri_status peri_metric_xauc(const peri_metric_samples *samples, double *right, double *pairs);
 

@@ -1,0 +1,80 @@
+-- samples.lua: predictions, labels, weights and sessions as the metrics of C take them.
+local ffi = require "ffi"
+local P = require "perilune.ffi"
+local Tensor = require "perilune.tensor"
+local signature = require "perilune.signature"
+local C, check = P.C, P.check
+
+local M = {}
+
+--- Numbers of a tensor or list as f64 host memory, and how many.
+local function numbers(func, what, x)
+  if Tensor.is(x) then
+    return (x:to "f64"):read()
+  end
+  if type(x) ~= "table" then P.fail(("%s: %s are a %s, wanted a tensor or a list"):format(func, what, type(x))) end
+  local n = #x
+  local a = ffi.new("double[?]", math.max(n, 1))
+  for i = 1, n do a[i - 1] = signature.value(func, ("entry %d of %s"):format(i, what), x[i], "number") end
+  return a, n
+end
+
+--- The sizes of a tensor other than 1, as text; nil: it is a list.
+local function layout(x) return Tensor.is(x) and table.concat(x:shape(), ", "):gsub("%f[%d]1%f[%D],? ?", ""):gsub(", $", "") or nil end
+M.layout = layout
+
+--- An error if tensors of as many elements have these in another order: [3, 2] beside [2, 3].
+local function check_layouts(func, list)
+  local first
+  for _, what in ipairs { "labels", "predictions", "weights" } do
+    local text = list[what] ~= nil and layout(list[what])
+    first = first or text and { what = what, text = text }
+    if text and text ~= first.text then
+      P.fail(("%s: %s are %s, %s are %s"):format(func, what, tostring(list[what]), first.what, tostring(list[first.what])))
+    end
+  end
+end
+
+--- peri_metric_samples of predictions, labels and weights (nil: all 1), which are what `needs` (flags) says; the second value keeps their
+--- memory alive. `per_sample`: predictions per label.
+function M.of(func, needs, predictions, labels, weights, per_sample)
+  local p, n = numbers(func, "predictions", predictions)
+  local y, labelled = numbers(func, "labels", labels)
+  if n ~= labelled * (per_sample or 1) then P.fail(("%s: %d predictions for %d labels"):format(func, n, labelled)) end
+  local w, weighted
+  if weights ~= nil then
+    w, weighted = numbers(func, "weights", weights)
+    if weighted ~= labelled then P.fail(("%s: %d weights for %d labels"):format(func, weighted, labelled)) end
+  end
+  local s = ffi.new "peri_metric_samples"
+  local first = per_sample and ffi.new("double[?]", math.max(labelled, 1)) or p -- of several each: the caller looks at them
+  s.predictions, s.labels, s.weights, s.n = first, y, w, labelled
+  check_layouts(func, { predictions = not per_sample and predictions or nil, labels = labels, weights = weights })
+  check(C.peri_metric_check(s, needs, func))
+  s.predictions = p
+  return s, { p, y, w }
+end
+
+--- The sessions of n labels: an array of numbers, each another session (ids of 64 bits too).
+function M.sessions(session, n)
+  local known, count, of = {}, 0, ffi.new("double[?]", math.max(n, 1))
+  local ids, found = session, Tensor.is(session) and session:numel() or type(session) == "table" and #session
+  if Tensor.is(session) then ids = session:to_list() end
+  if not found then P.fail(("NDCGMetric: sessions are %s, wanted a tensor or a list"):format(signature.text(session))) end
+  if found ~= n then P.fail(("NDCGMetric: %d sessions for %d labels"):format(found, n)) end
+  for i = 1, n do
+    local id = ids[i]
+    if type(id) ~= "number" and type(id) ~= "cdata" or id ~= id then
+      P.fail(("NDCGMetric: sample %d: session %s, wanted a number"):format(i - 1, signature.text(id)))
+    end
+    local key = type(id) == "number" and id or tostring(id)
+    if not known[key] then
+      count = count + 1
+      known[key] = count
+    end
+    of[i - 1] = known[key]
+  end
+  return of
+end
+
+return M
