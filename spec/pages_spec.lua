@@ -3,7 +3,8 @@
 local shell = require "spec.support.shell"
 
 --- Variables that are no user's: between processes of one run, and of tests. PERI_CUDA_TF32 is refused with words that say what to set.
-local ours = { PERI_LAUNCHER = true, PERI_CUDA_TF32 = true, PERI_OPAQUE_DEVICE = true, PERI_OPAQUE_SEED = true, PERI_TEST_COUNT_LIMIT = true }
+local ours = { PERI_LAUNCHER = true, PERI_CUDA_TF32 = true, PERI_OPAQUE_DEVICE = true, PERI_OPAQUE_SEED = true,
+  PERI_TEST_COUNT_LIMIT = true }
 
 describe("docs/running.md", function()
   it("has every environment variable that is read, and no other", function()
@@ -12,7 +13,9 @@ describe("docs/running.md", function()
       for name in shell.read(path):gmatch "getenv%W+(PERI_[%u%d_]+)" do read[name] = path end
     end
     for name, path in pairs(read) do
-      if not ours[name] and not page:find("\n| `" .. name, 1, true) then wrong[#wrong + 1] = ("%s, of %s, is not there"):format(name, path) end
+      if not ours[name] and not page:find("\n| `" .. name, 1, true) then
+        wrong[#wrong + 1] = ("%s, of %s, is not there"):format(name, path)
+      end
     end
     for name in page:gmatch "\n| `(PERI_[%u%d_]+)" do
       if not read[name] and #shell.run(("grep -rl '%s' runtime lua"):format(name)) == 0 then wrong[#wrong + 1] = name .. " is not read" end
