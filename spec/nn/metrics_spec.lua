@@ -19,8 +19,10 @@ describe("metrics", function()
         for _, task in ipairs(tasks) do
           -- the session-wise metric has its inputs without a task's name
           local prefix = ("step%d.in."):format(step) .. (args.tasks and task .. "." or "")
-          local weights = args.metric ~= "RAUCMetric" and case:tensor(prefix .. "weights", "cpu") or nil -- the reference ignores them there
-          objects[task]:update(case:tensor(prefix .. "predictions", "cpu"), case:tensor(prefix .. "labels", "cpu"), weights, case:list(("step%d.in.session"):format(step)))
+          local weights -- which the reference ignores in RAUCMetric
+          if args.metric ~= "RAUCMetric" then weights = case:tensor(prefix .. "weights", "cpu") end
+          objects[task]:update(case:tensor(prefix .. "predictions", "cpu"), case:tensor(prefix .. "labels", "cpu"), weights,
+            case:list(("step%d.in.session"):format(step)))
           local got = objects[task]:compute()
           for _, wanted in ipairs(case:tensor_names(("^step%d%%.out%%.%s%%."):format(step, task))) do
             local value = got[wanted:match "[^.]+$"]
@@ -83,7 +85,8 @@ describe("metrics", function()
     assert.error_matches(function() metrics.auc("x", { 1 }) end, "predictions are a string")
     assert.error_matches(function() metrics.NEMetric { window = 3 } end, "no argument 'window'")
     assert.error_matches(function() metrics.NEMetric { window_size = 0 } end, "window_size is 0")
-    assert.error_matches(function() metrics.AUPRCMetric({}):update({ 2 }, { 1 }) end, "sample 0: prediction 2, allowed: probabilities, 0..1")
+    assert.error_matches(function() metrics.AUPRCMetric({}):update({ 2 }, { 1 }) end,
+      "sample 0: prediction 2, allowed: probabilities, 0..1")
     assert.same({}, metrics.NEMetric({}):compute())
   end)
 end)
