@@ -1,5 +1,5 @@
 -- The README's example runs as it stands there, and does what the README says of it: what is learned is the same on any number of ranks.
--- deadline: 240 s
+-- deadline: 360 s
 local json = require "dkjson"
 local shell = require "spec.support.shell"
 
@@ -129,6 +129,14 @@ describe("the README's example", function()
       compare(one, learned(ranks, "small.lua"))
     end)
   end
+
+  it("learns the same by the library's own plan", function()
+    if shell.no_launcher() then return pending(shell.no_launcher()) end
+    if not shell.has "mpirun" then return pending "mpirun was not found" end
+    shell.write(folder .. "/no_plan.lua", (replaced(shell.read(folder .. "/small.lua"), ", plan = spread", "")))
+    one = one or learned(1, "small.lua")
+    compare(one, learned(2, "no_plan.lua"))
+  end)
 
   it("learns the same under an optimizer with a number for each row, where no row is cut", function()
     if shell.no_launcher() then return pending(shell.no_launcher()) end
