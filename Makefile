@@ -101,7 +101,7 @@ KERNEL_UNITS := $(foreach isa,$(ISAS),$(patsubst kernels/cpu/%.c,$B/obj/kernels/
 OBJ := $(KERNEL_UNITS) $(CORE:%.c=$B/obj/%.o)
 LIB_A := $B/libperilune.a
 LIB_SO := $B/libperilune.so.$(VERSION)
-LIBS := $(OPENBLAS_LIBS) -lxxhash $(if $(HAVE_URING),-luring) -lpthread -ldl -lm
+LIBS := -lxxhash $(if $(HAVE_URING),-luring) -lpthread -ldl -lm
 
 # A backend that is a plugin: a folder, runtime/backends/<name>/, and one line here: $(call plugin,<name>,<compiler's flags>,<libraries>).
 plugin_obj = $(patsubst %.c,$B/obj/%.o,$(wildcard runtime/backends/$(1)/*.c))
@@ -203,6 +203,7 @@ setup:
 
 $B/obj/kernels/ref/unit.o: EXTRA := $(KFLAGS) -ffp-contract=off
 $B/obj/kernels/select.o: EXTRA := $(KFLAGS)
+$B/obj/runtime/backends/cpu_gemm.o: EXTRA := -DPERI_OPENBLAS_FOLDER='"$(patsubst -L%,%,$(firstword $(filter -L%,$(OPENBLAS_LIBS))))"'
 
 $B/obj/%.o: %.c $(CONFIG) | needed
 	@mkdir -p $(@D)

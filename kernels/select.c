@@ -45,7 +45,7 @@ __attribute__((constructor)) static void choose(void)
 #if defined(__x86_64__)
     __builtin_cpu_init();
 #endif
-    const char *wanted = getenv("PERI_CPU_ISA");
+    const char *wanted = secure_getenv("PERI_CPU_ISA");
     for (int isa = 0; isa < ISA_COUNT; isa++) {
         const peri_kernels *const *own = units(isa);
         if (!own || (isa > 0 && !tables[isa - 1].isa)) break;
@@ -62,7 +62,7 @@ const peri_kernels *peri_kernels_get(void) { return chosen; }
 
 const char *peri_kernels_unknown(void)
 {
-    const char *wanted = getenv("PERI_CPU_ISA");
+    const char *wanted = secure_getenv("PERI_CPU_ISA");
     for (int i = 0; wanted && i < ISA_COUNT; i++)
         if (!strcmp(wanted, isa_names[i])) return NULL;
     return wanted && *wanted ? wanted : NULL;

@@ -3,11 +3,13 @@
 --
 -- The place is the innermost frame that is not Perilune's own. It is looked for when an error is raised, never before: running code pays
 -- nothing. Errors that C or a check of Perilune raises know their place at once (`fail`, `raise`); those of scripts, and what a check
--- forgot, get it from `locate`, the handler of every xpcall of Perilune. Requires nothing of Perilune.
+-- forgot, get it from `locate`, the handler of every xpcall of Perilune. Requires nothing of Perilune but the environment.
+local getenv = require "perilune.environment"
+
 local M = {}
 
 --- PERI_TRACEBACK=1: errors keep the stack of where they were raised.
-M.tracing = os.getenv "PERI_TRACEBACK" == "1"
+M.tracing = getenv "PERI_TRACEBACK" == "1"
 
 --- The number of the rank that runs, or nil. perilune.ffi says how.
 function M.rank() end

@@ -2,6 +2,7 @@
 -- and owns the handles' life: scopes, finalizers, memory pressure, and the state that belongs to the running rank.
 local ffi = require "ffi"
 local errors = require "perilune.errors"
+local getenv = require "perilune.environment"
 local util = require "perilune.util"
 
 ffi.cdef(require "perilune.cdef")
@@ -10,7 +11,7 @@ ffi.cdef(require "perilune.cdef")
 -- build/libperilune.so) or an installation (share/lua/5.1/perilune/ffi.lua, lib/libperilune.so) has it, or wherever the system finds it.
 local function load_library()
   if package.preload["perilune.launcher"] then return ffi.C end
-  local name = os.getenv "PERI_LIBRARY"
+  local name = getenv "PERI_LIBRARY"
   if name then return ffi.load(name) end
   local own = debug.getinfo(1, "S").source
   local tree, prefix = own:match "^@(.*)lua/perilune/ffi%.lua$", own:match "^@(.*)share/lua/5%.1/perilune/ffi%.lua$"
@@ -59,7 +60,7 @@ M.locate = locate
 --- autocast: the innermost region (a pointer), or false;
 --- watched: the group (a pointer) whose world notes what this rank waits for, or false.
 local state = {
-  scope = false, device = os.getenv "PERI_DEVICE" or "cpu", streams = false, grad = true, autocast = false,
+  scope = false, device = getenv "PERI_DEVICE" or "cpu", streams = false, grad = true, autocast = false,
   world = false, seed = 0, parameters_drawn = 0, dropouts_made = 0, first_sample = 0,
   ec_index_dedup = false, failed_world = false, place = false, deferring = false,
   watched = false, pin = false,

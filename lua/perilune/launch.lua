@@ -33,6 +33,10 @@ local exported = { "LUA_PATH", "LUA_CPATH", "PERI_BLAS", "PERI_CPU_ISA", "PERI_C
 local FILES_PER_RANK = 8     -- pipes and a socket that mpirun holds for a rank of its machine
 local MEMORY_PER_RANK = 32   -- MiB: what an empty script needs
 local RANKS_PER_CPU = 64
+local SEGMENT = 8            -- MiB: twice what Open MPI takes in shared memory for a rank, and its other files
+
+local NETWORKS = "^tcp,openib,usnic,ofi,uct"
+local FOLDERS = { "orte_tmpdir_base", "btl_vader_backing_directory", "btl_sm_backing_directory" }
 
 local function append(list, ...)
   for i = 1, select("#", ...) do list[#list + 1] = (select(i, ...)) end
@@ -48,8 +52,8 @@ end
 --- The mpirun command for a run: a list of arguments.
 --- options: ranks, script, arguments (list), hosts, hostfile, bind, mpi (list of further mpirun arguments), traceback; words: the
 --- launcher's command line on every rank, if it is not to run a script.
---- machine: program (of the launcher), cpus, root, peer_memory, ssh, allocation (of a batch system: it may span machines): what is known
---- of this machine.
+--- machine: program (of the launcher), cpus, root, peer_memory, ssh, allocation (of a batch system: it may span machines), folder (of
+--- this job, for files of Open MPI's; nil: where it likes): what is known of this machine.
 function M.command(options, machine)
   local c = { "mpirun", "-n", tostring(options.ranks) }
   local remote = options.hosts or options.hostfile
@@ -69,6 +73,10 @@ function M.command(options, machine)
     -- Looking for a network takes Open MPI 0.2 s; shared memory is all that ranks of one machine need.
     local chosen = machine.allocation or os.getenv "OMPI_MCA_pml" or mentions(options.mpi, "pml")
     if not chosen then append(c, "--mca", "pml", "ob1") end
+    -- Transports of networks would listen to everybody for the other ranks, which are here.
+    if not (chosen or os.getenv "OMPI_MCA_btl" or mentions(options.mpi, "btl")) then append(c, "--mca", "btl", NETWORKS) end
+    -- What Open MPI makes in /tmp and /dev/shm has names that can be guessed: they go into a folder of this job.
+    for _, name in ipairs(machine.folder and FOLDERS or {}) do append(c, "--mca", name, machine.folder) end
   end
   append(c, "--bind-to", options.bind or "none") -- ranks share the node's processors among them: see peri_threads
   if not machine.peer_memory then append(c, "--mca", "btl_vader_single_copy_mechanism", "none") end
@@ -279,8 +287,10 @@ function M.launch(options)
   if not (options.hosts or options.hostfile or machine.allocation or os.getenv "PMIX_MCA_psec") then
     launcher.setenv("PMIX_MCA_psec", "^munge")
   end
+  if not (options.hosts or options.hostfile or machine.allocation) then machine.folder = launcher.folder(options.ranks * SEGMENT) end
   local code, why = require("perilune.launch.job").run(M.command(options, machine), options.ranks,
     tonumber(os.getenv "PERI_START_TIMEOUT_S") or 300)
+  if machine.folder then launcher.remove(machine.folder) end
   if code then return code end
   say(("perilune: %d ranks need Open MPI's mpirun (Debian: openmpi-bin): %s"):format(options.ranks, why))
   return 1

@@ -3,6 +3,7 @@
 -- On a terminal the line is rewritten in place; elsewhere (files, pipes) a new one appears from time to time. Ranks of mpirun have no
 -- terminal of their own: PERI_PROGRESS=live|lines|off tells them (the launcher's caller knows).
 local P = require "perilune.ffi"
+local getenv = require "perilune.environment"
 local util = require "perilune.util"
 local C = P.C
 
@@ -17,7 +18,7 @@ function Progress:init(args)
     label = "", delay = 0,
   })
   self.total, self.samples_per_step, self.stream = a.total, a.samples_per_step, a.stream
-  self.style = util.one_of("Progress", "style", a.style or os.getenv "PERI_PROGRESS" or
+  self.style = util.one_of("Progress", "style", a.style or getenv "PERI_PROGRESS" or
     (os.execute "test -t 1" == 0 and "live" or "lines"), { "live", "lines", "off" })
   self.label, self.delay = a.label, a.delay
   self.interval = a.interval or (self.style == "live" and 0.2 or 5)

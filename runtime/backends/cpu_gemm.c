@@ -8,46 +8,123 @@
 #include <cblas.h>
 #include <dlfcn.h>
 #include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 static const peri_plugin_host *host;
 
-/** oneDNN's f32 product, if the library is there: the products of a DLRM step (batch 2,048, one thread of a Zen 4) took 93 ms with
- *  OpenBLAS 0.3.21, 92 ms with BLIS 0.9 and 85 ms with oneDNN 2.6. It is looked for at run time, at the first product;
- *  PERI_BLAS=openblas does without it, PERI_BLAS=onednn insists on it. */
+/** OpenBLAS, which is loaded at the first product. Linked to the library it would start its threads before the program's main, with all
+ *  signals open: one that the program blocks in order to wait for it would end the process there. */
 static struct {
-    pthread_once_t once;
+    __typeof__(cblas_sgemm) *sgemm;
+    __typeof__(cblas_dgemm) *dgemm;
+} openblas;
+
+/** oneDNN's f32 product, if the library is there: the products of a DLRM step (batch 2,048, one thread of a Zen 4) took 93 ms with
+ *  OpenBLAS 0.3.21, 92 ms with BLIS 0.9 and 85 ms with oneDNN 2.6. PERI_BLAS=openblas does without it, PERI_BLAS=onednn insists on it. */
+static struct {
     int (*sgemm)(char ta, char tb, int64_t m, int64_t n, int64_t k, float alpha, const float *a, int64_t lda, const float *b, int64_t ldb,
                  float beta, float *c, int64_t ldc); /* row-major; 0 is success. NULL: OpenBLAS */
     int (*omp_threads)(void);       /* of products that the calling thread starts; NULL if oneDNN was built without OpenMP */
     void (*omp_threads_set)(int n);
-    char problem[192];              /* why what PERI_BLAS asks for cannot be had; "" */
-} onednn = {.once = PTHREAD_ONCE_INIT};
+} onednn;
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static char problem[256]; /* why there are no products; "" */
+
+enum { OPENBLAS_CODE = 48 << 20, OPENBLAS_BUFFER = 128 << 20, MOST_THREADS = 1024 };
+
+/** Are there addresses for the buffers of so many products at a time, and @more bytes? Where OpenBLAS gets none for a buffer it asks for
+ *  ever, with all of a processor. */
+static bool room_for(int32_t threads, size_t more)
+{
+    void *blocks[MOST_THREADS + 1];
+    int32_t n = 0, wanted = threads < MOST_THREADS ? threads : MOST_THREADS;
+    bool ok = true;
+    for (; ok && n < wanted + (more > 0); n++) {
+        blocks[n] = mmap(NULL, n < wanted ? OPENBLAS_BUFFER : more, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        ok = blocks[n] != MAP_FAILED;
+    }
+    for (int32_t i = 0; i < n; i++)
+        if (blocks[i] != MAP_FAILED) munmap(blocks[i], i < wanted ? OPENBLAS_BUFFER : more);
+    return ok;
+}
+
+/** Load a library whose threads, if it starts any, take no signals. OpenBLAS starts as many as there are processors on which this thread
+ *  may run, with a buffer each: while it is loaded that is one, since the worker pool splits products. */
+static void *load(const char *file, bool alone)
+{
+    sigset_t all, before;
+    cpu_set_t mine, one;
+    int here = sched_getcpu();
+    bool narrowed = alone && here >= 0 && here < CPU_SETSIZE && sched_getaffinity(0, sizeof mine, &mine) == 0;
+    CPU_ZERO(&one);
+    if (narrowed) CPU_SET(here, &one);
+    narrowed = narrowed && sched_setaffinity(0, sizeof one, &one) == 0;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    void *library = dlopen(file, RTLD_NOW | RTLD_LOCAL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (narrowed) sched_setaffinity(0, sizeof mine, &mine);
+    return library;
+}
+
+static void openblas_find(void)
+{
+    if (!room_for(1, OPENBLAS_CODE)) {
+        snprintf(problem, sizeof problem, "OpenBLAS needs %d MiB of addresses, which this process does not get (ulimit -v)",
+                 (OPENBLAS_CODE + OPENBLAS_BUFFER) >> 20);
+        return;
+    }
+    /* Where a linked program would find it, then where the build has found it. */
+    static const char *const files[] = {"libopenblas.so.0", PERI_OPENBLAS_FOLDER "/libopenblas.so.0", PERI_OPENBLAS_FOLDER "/libopenblas.so"};
+    void *library = NULL;
+    for (size_t i = 0; i < sizeof files / sizeof *files && !library; i++) library = load(files[i], true);
+    if (!library) {
+        snprintf(problem, sizeof problem, "OpenBLAS was not found: %.200s", dlerror());
+        return;
+    }
+    void (*threads_set)(int n);
+    *(void **)&openblas.sgemm = dlsym(library, "cblas_sgemm");
+    *(void **)&openblas.dgemm = dlsym(library, "cblas_dgemm");
+    *(void **)&threads_set = dlsym(library, "openblas_set_num_threads");
+    if (threads_set) threads_set(1); /* also where the program has loaded it before */
+    if (!openblas.sgemm || !openblas.dgemm) snprintf(problem, sizeof problem, "this OpenBLAS has no cblas_sgemm and cblas_dgemm");
+}
 
 static void onednn_find(void)
 {
     static const char *const files[] = {"libdnnl.so.3", "libdnnl.so.2", "libdnnl.so.1"};
-    const char *wanted = getenv("PERI_BLAS");
+    const char *wanted = secure_getenv("PERI_BLAS");
     void *library = NULL;
     if (wanted && !strcmp(wanted, "openblas")) return;
     if (wanted && *wanted && strcmp(wanted, "onednn") != 0) {
-        snprintf(onednn.problem, sizeof onednn.problem, "PERI_BLAS=%.60s, allowed: onednn, openblas", wanted);
+        snprintf(problem, sizeof problem, "PERI_BLAS=%.60s, allowed: onednn, openblas", wanted);
         return;
     }
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     if (!wanted) return; /* its OpenMP runtime is not instrumented */
 #endif
-    for (size_t i = 0; i < sizeof files / sizeof *files && !library; i++) library = dlopen(files[i], RTLD_NOW | RTLD_LOCAL);
+    for (size_t i = 0; i < sizeof files / sizeof *files && !library; i++) library = load(files[i], false);
     void *sgemm = library ? dlsym(library, "dnnl_sgemm") : NULL;
-    if (!sgemm && wanted) snprintf(onednn.problem, sizeof onednn.problem, "PERI_BLAS=onednn, but libdnnl.so was not found");
+    if (!sgemm && wanted) snprintf(problem, sizeof problem, "PERI_BLAS=onednn, but libdnnl.so was not found");
     if (!sgemm) return;
     *(void **)&onednn.omp_threads = dlsym(library, "omp_get_max_threads");
     *(void **)&onednn.omp_threads_set = dlsym(library, "omp_set_num_threads");
     if (!onednn.omp_threads) onednn.omp_threads_set = NULL;
     *(void **)&onednn.sgemm = sgemm;
     host->log(PERI_LOG_INFO, "cpu: f32 matrix products by oneDNN");
+}
+
+static void find(void)
+{
+    onednn_find(); /* first: an OpenMP that comes with it counts this process's processors */
+    if (!*problem) openblas_find();
 }
 
 /** Multiplications below which oneDNN's preparations cost more than they gain. */
@@ -69,10 +146,10 @@ static void gemm_one(const peri_op_gemm *g, int64_t batch, int64_t begin, int64_
                                       (float *)g->c + c_at, g->ldc) == 0)
         return;
     if (g->dtype == PERI_F32)
-        cblas_sgemm(CblasRowMajor, ta, tb, (int)(end - begin), (int)g->n, (int)g->k, (float)g->alpha, (const float *)g->a + a_at,
+        openblas.sgemm(CblasRowMajor, ta, tb, (int)(end - begin), (int)g->n, (int)g->k, (float)g->alpha, (const float *)g->a + a_at,
                     (int)g->lda, (const float *)g->b + b_at, (int)g->ldb, (float)g->beta, (float *)g->c + c_at, (int)g->ldc);
     else
-        cblas_dgemm(CblasRowMajor, ta, tb, (int)(end - begin), (int)g->n, (int)g->k, g->alpha, (const double *)g->a + a_at, (int)g->lda,
+        openblas.dgemm(CblasRowMajor, ta, tb, (int)(end - begin), (int)g->n, (int)g->k, g->alpha, (const double *)g->a + a_at, (int)g->lda,
                     (const double *)g->b + b_at, (int)g->ldb, g->beta, (double *)g->c + c_at, (int)g->ldc);
 }
 
@@ -101,18 +178,24 @@ bool peri__cpu_has_gemm(const peri_op_gemm *g)
         g->k <= most && g->lda <= most && g->ldb <= most && g->ldc <= most;
 }
 
-void peri__cpu_gemm_init(const peri_plugin_host *lent)
-{
-    host = lent;
-    openblas_set_num_threads(1); /* the worker pool splits products itself */
-}
+void peri__cpu_gemm_init(const peri_plugin_host *lent) { host = lent; }
 
 peri_status peri__cpu_gemm(const peri_op_gemm *g)
 {
-    pthread_once(&onednn.once, onednn_find);
-    if (*onednn.problem) return PERI_HOST_FAIL(host, PERI_EUNSUPPORTED, "cpu: %s", onednn.problem);
+    static atomic_int roomy = 1; /* so many threads have had the addresses that their products need */
+    pthread_once(&once, find);
+    if (*problem) return PERI_HOST_FAIL(host, PERI_EUNSUPPORTED, "cpu: %s", problem);
     if (g->m == 0 || g->n == 0 || g->batch == 0) return PERI_OK;
+    int64_t blocks = (g->m + GEMM_ROWS - 1) / GEMM_ROWS * g->batch;
+    int32_t threads = host->threads();
+    threads = blocks < threads ? (int32_t)blocks : threads;
+    if (threads > atomic_load(&roomy)) {
+        if (!room_for(threads, 0))
+            return PERI_HOST_FAIL(host, PERI_ENOMEM, "cpu: matrix products by %d threads need %d MiB of addresses for each, which this "
+                                  "process does not get (ulimit -v; PERI_NUM_THREADS)", threads, OPENBLAS_BUFFER >> 20);
+        atomic_store(&roomy, threads);
+    }
     peri_op_gemm copy = *g;
-    host->parallel_for((g->m + GEMM_ROWS - 1) / GEMM_ROWS * g->batch, 1, gemm_range, &copy);
+    host->parallel_for(blocks, 1, gemm_range, &copy);
     return PERI_OK;
 }

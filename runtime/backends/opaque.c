@@ -284,7 +284,7 @@ static peri_status opaque_open(int32_t *index, void **device, int32_t *caps)
         dev.page = sysconf(_SC_PAGESIZE);
         dev.arena = dev.top = p;
         dev.end = dev.arena + ARENA_BYTES;
-        const char *seed = getenv("PERI_OPAQUE_SEED");
+        const char *seed = secure_getenv("PERI_OPAQUE_SEED");
         if (seed && atoll(seed) != 0) dev.state = (uint64_t)atoll(seed);
     }
     *device = &dev;

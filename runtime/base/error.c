@@ -135,7 +135,7 @@ static int level_of(const char *text)
 
 peri_status peri__log_check(void)
 {
-    const char *text = getenv("PERI_LOG");
+    const char *text = secure_getenv("PERI_LOG");
     if (!text || !*text || level_of(text) >= 0) return PERI_OK;
     return peri__fail(PERI_EINVAL, "PERI_LOG is '%.40s', allowed: error, warn, info, debug", text);
 }
@@ -144,7 +144,7 @@ static int level_now(void)
 {
     int level = atomic_load_explicit(&log_level, memory_order_relaxed);
     if (level >= 0) return level;
-    level = level_of(getenv("PERI_LOG"));
+    level = level_of(secure_getenv("PERI_LOG"));
     if (level < 0) level = PERI_LOG_WARN; /* what is no level fails where devices are opened */
     atomic_store(&log_level, level);
     return level;

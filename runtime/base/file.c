@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -42,15 +43,18 @@ static bool put(int fd, const char *data, size_t size)
     return ok && closed;
 }
 
-/** Beside @path, then under its name, with the rights of the file that was there (@mode, or 0). No @data: only whether it can be made. */
+/** Beside @path, then under its name, with the rights of the file that was there (@mode, or 0). No @data: only whether it can be made. Where
+ *  others may make files too (/tmp), nobody has put one under the first name, which cannot be guessed. */
 static bool replace(const char *path, const void *data, size_t size, mode_t mode)
 {
     char fresh[PATH_MAX];
-    if (snprintf(fresh, sizeof fresh, "%s.%lld", path, (long long)getpid()) >= (int)sizeof fresh) {
+    uint64_t mark;
+    if (getrandom(&mark, sizeof mark, 0) != sizeof mark) return false;
+    if (snprintf(fresh, sizeof fresh, "%s.%016llx", path, (unsigned long long)mark) >= (int)sizeof fresh) {
         errno = ENAMETOOLONG;
         return false;
     }
-    int fd = open(fresh, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    int fd = open(fresh, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
     if (fd < 0) return false;
     bool ok = (!mode || fchmod(fd, mode) == 0) && put(fd, data, size);
     if (ok && data && rename(fresh, path) == 0) return true;
@@ -58,6 +62,55 @@ static bool replace(const char *path, const void *data, size_t size, mode_t mode
     unlink(fresh);
     errno = why;
     return ok && !data;
+}
+
+/** A pipe, a terminal, a device; not a file that has come to its place meanwhile. */
+static int open_special(const char *path)
+{
+    struct stat info;
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    if (fd < 0 || (fstat(fd, &info) == 0 && !S_ISREG(info.st_mode))) return fd;
+    close(fd);
+    errno = EAGAIN;
+    return -1;
+}
+
+/** The folder that @path lies in; @length: bytes of @path before its name. */
+static void folder_of(const char *path, char folder[PATH_MAX], size_t *length)
+{
+    const char *slash = strrchr(path, '/');
+    *length = slash ? (size_t)(slash - path) + 1 : 0;
+    snprintf(folder, PATH_MAX, "%.*s", slash ? (int)*length : 1, slash ? path : ".");
+}
+
+/** Is @link another user's link, in a folder in which everybody may make files? It is not followed: that user would choose what is
+ *  written. Kernels do the same, if they are told to (fs.protected_symlinks). */
+static bool planted(const struct stat *link, const char *folder)
+{
+    struct stat f;
+    bool shared = stat(folder, &f) == 0 && (f.st_mode & S_ISVTX) && (f.st_mode & S_IWOTH);
+    return shared && link->st_uid != geteuid() && link->st_uid != f.st_uid;
+}
+
+/** What writing to @path changes: it, or what it is a link to; the link stays. NULL, or why not. */
+static const char *follow(const char *path, char target[PATH_MAX])
+{
+    char folder[PATH_MAX], to[PATH_MAX];
+    struct stat info;
+    if (snprintf(target, PATH_MAX, "%s", path) >= PATH_MAX) return strerror(ENAMETOOLONG);
+    for (int hops = 0; hops < 40; hops++) {
+        size_t length;
+        if (lstat(target, &info) != 0 || !S_ISLNK(info.st_mode)) return NULL;
+        folder_of(target, folder, &length);
+        if (planted(&info, folder)) return "a link of another user's, in a folder in which everybody may make files: it is not followed";
+        ssize_t n = readlink(target, to, sizeof to - 1);
+        if (n < 0) return strerror(errno);
+        to[n] = 0;
+        if (to[0] == '/') length = 0;
+        if (length + (size_t)n >= PATH_MAX) return strerror(ENAMETOOLONG);
+        memcpy(target + length, to, (size_t)n + 1);
+    }
+    return strerror(ELOOP);
 }
 
 peri_status peri_file_write(const char *path, const void *data, int64_t size, bool folders)
@@ -68,10 +121,11 @@ peri_status peri_file_write(const char *path, const void *data, int64_t size, bo
     if (size < 0) return peri__fail(PERI_EINVAL, "peri_file_write: %lld bytes, allowed: 0 or more", (long long)size);
     if (!*path) return peri__fail(PERI_EINVAL, "peri_file_write: the name of the file is empty");
     if (folders) make_folders(path);
-    if (!realpath(path, target)) snprintf(target, sizeof target, "%s", path); /* a link stays; what it points at is written */
-    bool known = stat(target, &there) == 0, ok;
+    const char *refused = follow(path, target);
+    if (refused) return peri__fail(PERI_EIO, "peri_file_write: %s: %s", path, refused);
+    bool known = stat(path, &there) == 0, ok;
     if (known && S_ISDIR(there.st_mode)) ok = false, errno = EISDIR;
-    else if (known && !S_ISREG(there.st_mode)) ok = !data || put(open(target, O_WRONLY | O_CLOEXEC), data, (size_t)size);
+    else if (known && !S_ISREG(there.st_mode)) ok = !data || put(open_special(path), data, (size_t)size);
     else if (known && access(target, W_OK) != 0) ok = false;
     else ok = replace(target, data, (size_t)size, known ? there.st_mode & 07777 : 0);
     return ok ? PERI_OK : peri__fail(PERI_EIO, "peri_file_write: %s: %s", path, strerror(errno));

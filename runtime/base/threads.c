@@ -160,7 +160,7 @@ static void shut_down(void)
 static int32_t count_asked(const char **text)
 {
     char *end;
-    *text = getenv("PERI_NUM_THREADS");
+    *text = secure_getenv("PERI_NUM_THREADS");
     if (!*text || !**text) return 0;
     long n = strtol(*text, &end, 10);
     return *end || n < 1 || n > MAX_THREADS ? -1 : (int32_t)n;
@@ -176,7 +176,7 @@ peri_status peri__threads_check(void)
 static int32_t count_from_environment(const char *const *names)
 {
     for (; *names; names++) {
-        const char *text = getenv(*names);
+        const char *text = secure_getenv(*names);
         if (text && atoi(text) > 0) return (int32_t)peri__min(atoi(text), MAX_THREADS);
     }
     return 0;

@@ -67,7 +67,7 @@ static bool understand(const char *word, int32_t *choice, int32_t *way, char *wh
 peri_status peri__tune_check(void)
 {
     char words[512], why[512], *rest = NULL;
-    const char *given = getenv("PERI_TUNE");
+    const char *given = secure_getenv("PERI_TUNE");
     int32_t choice, way;
     snprintf(words, sizeof words, "%s", given ? given : "");
     for (char *word = strtok_r(words, ", ", &rest); word; word = strtok_r(NULL, ", ", &rest))
@@ -90,7 +90,7 @@ static void load(void)
     for (int32_t c = 0; c < PERI__TUNE_CHOICES; c++) now[c].given = now[c].kept = now[c].got = -1;
     for (int32_t g = 0; g < PERI__TUNE_GROUPS; g++) atomic_store(&settled[g], false);
     off = false;
-    const char *given = getenv("PERI_TUNE");
+    const char *given = secure_getenv("PERI_TUNE");
     snprintf(words, sizeof words, "%s", given ? given : "");
     char *rest = NULL;
     for (char *word = strtok_r(words, ", ", &rest); word; word = strtok_r(NULL, ", ", &rest)) give(word);

@@ -156,7 +156,7 @@ peri_status peri__tune_parse(const char *text, size_t length, const char *key, p
 const char *peri__tune_file(void)
 {
     static _Thread_local char path[MOST_PATH];
-    const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    const char *cache = secure_getenv("XDG_CACHE_HOME"), *home = secure_getenv("HOME");
     char key[MOST_KEY];
     processor_key(key);
     int n = 0;

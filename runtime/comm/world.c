@@ -38,8 +38,8 @@ static peri_status choose(const char *name, const peri_coll_vtab **out)
     static const char *const launchers[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "PMIX_RANK", NULL};
     bool launched = false;
     const char *size = NULL;
-    for (const char *const *l = launchers; *l; l++) launched = launched || getenv(*l);
-    for (const char *const *l = launchers; !size && l < launchers + 3; l++) size = getenv(*l);
+    for (const char *const *l = launchers; *l; l++) launched = launched || secure_getenv(*l);
+    for (const char *const *l = launchers; !size && l < launchers + 3; l++) size = secure_getenv(*l);
     const peri_coll_vtab *mpi = NULL;
     if (launched && peri__plugin_coll("mpi", &mpi) >= 0 && mpi->probe(reason, sizeof reason) >= 0 && mpi->launched && mpi->launched() > 1) {
         *out = mpi;
@@ -54,7 +54,7 @@ static peri_status choose(const char *name, const peri_coll_vtab **out)
 static peri_status timeout_of(double seconds, int64_t *out)
 {
     if (seconds == 0) {
-        const char *text = getenv("PERI_COMM_TIMEOUT_S");
+        const char *text = secure_getenv("PERI_COMM_TIMEOUT_S");
         char *end = "";
         seconds = text ? strtod(text, &end) : 300;
         if (!(seconds > 0) || *end)

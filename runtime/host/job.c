@@ -8,6 +8,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <ftw.h>
 #include <lauxlib.h>
 #include <lua.h>
 #include <poll.h>
@@ -21,6 +22,8 @@
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -152,6 +155,7 @@ static int next(lua_State *L)
     double seconds = luaL_checknumber(L, 1);
     struct signalfd_siginfo info;
     for (bool waited = false;; waited = true) {
+        for (int fd; job.socket >= 0 && (fd = accept4(job.socket, NULL, NULL, SOCK_CLOEXEC)) >= 0;) close(fd); /* see started */
         lua_settop(L, 0);
         lua_pushliteral(L, "text");
         if (next_text(L)) return 2;
@@ -283,16 +287,47 @@ static int started(lua_State *L)
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     int n = snprintf(address.sun_path + 1, sizeof address.sun_path - 1, "perilune/%u/%.60s/started", (unsigned)getuid(),
                      luaL_checkstring(L, 1));
-    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     socklen_t len = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
-    if (fd >= 0 && bind(fd, (struct sockaddr *)&address, len) != 0) close(fd), fd = -1;
+    if (fd >= 0 && (bind(fd, (struct sockaddr *)&address, len) != 0 || listen(fd, SOMAXCONN) != 0)) close(fd), fd = -1;
     job.socket = fd;
+    return 0;
+}
+
+/** folder(mib): a new folder for files of this job: in shared memory if that has so much room, else among temporary files. Only this user
+ *  can enter it. Its name, or nil: it cannot be made. */
+static int make_folder(lua_State *L)
+{
+    const char *temporary = secure_getenv("TMPDIR"), *places[] = {"/dev/shm", temporary && *temporary == '/' ? temporary : "/tmp"};
+    char path[4096];
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        struct statvfs room;
+        bool enough = statvfs(places[i], &room) == 0 && (double)room.f_bavail * (double)room.f_frsize >= luaL_checknumber(L, 1) * 0x1p20;
+        if (i == 0 && !enough) continue;
+        if (snprintf(path, sizeof path, "%s/perilune-XXXXXX", places[i]) >= (int)sizeof path || !mkdtemp(path)) continue;
+        lua_pushstring(L, path);
+        return 1;
+    }
+    return 0;
+}
+
+static int remove_entry(const char *path, const struct stat *info, int kind, struct FTW *at)
+{
+    (void)info, (void)kind, (void)at;
+    remove(path);
+    return 0;
+}
+
+/** remove(folder): with all that is in it. */
+static int remove_folder(lua_State *L)
+{
+    nftw(luaL_checkstring(L, 1), remove_entry, 8, FTW_DEPTH | FTW_PHYS | FTW_MOUNT);
     return 0;
 }
 
 void peri__job_register(lua_State *L)
 {
-    static const luaL_Reg functions[] = {{"files", files}, {"start", start}, {"next", next}, {"signal", send_signal},
+    static const luaL_Reg functions[] = {{"folder", make_folder}, {"remove", remove_folder}, {"files", files}, {"start", start}, {"next", next}, {"signal", send_signal},
                                          {"children", children}, {"sweep", sweep}, {"started", started}, {NULL, NULL}};
     luaL_register(L, NULL, functions);
 }

@@ -18,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -39,7 +40,7 @@ static int find_packed(lua_State *L)
 /** Put the searcher after package.preload, or, when a developer's path is set, after the files of that path. */
 static void install_searcher(lua_State *L)
 {
-    const char *path = getenv("PERI_LUA_PATH");
+    const char *path = secure_getenv("PERI_LUA_PATH");
     bool files_first = path && *path;
     lua_getglobal(L, "package");
     if (files_first) {
@@ -128,10 +129,29 @@ static int open_launcher(lua_State *L)
     return 1;
 }
 
+static int no_variable(lua_State *L)
+{
+    lua_pushnil(L);
+    return 1;
+}
+
+/** The environment of a program that runs with other rights than its caller has is the caller's: it names files with code. */
+static void close_environment(lua_State *L)
+{
+    lua_getglobal(L, "os");
+    lua_pushcfunction(L, no_variable);
+    lua_setfield(L, -2, "getenv");
+    lua_pop(L, 1);
+}
+
 /** What every Lua state of the launcher has: the main one, and those of threads (pipeline/loading.lua). */
 static int prepare(lua_State *L)
 {
+    const bool secure = getauxval(AT_SECURE) != 0;
+    lua_pushboolean(L, secure);
+    lua_setfield(L, LUA_REGISTRYINDEX, "LUA_NOENV"); /* LUA_PATH, LUA_CPATH */
     luaL_openlibs(L);
+    if (secure) close_environment(L);
     install_searcher(L);
     lua_getglobal(L, "package");
     lua_getfield(L, -1, "preload");

@@ -124,7 +124,7 @@ static _Noreturn void attend(long long rank, pid_t launcher, pid_t child, const 
     char host[256] = "";
     gethostname(host, sizeof host - 1);
     prctl(PR_SET_NAME, "perilune-watch", 0, 0, 0);
-    const char *job = getenv("PMIX_NAMESPACE");
+    const char *job = secure_getenv("PMIX_NAMESPACE");
     note("job", rank, 0, job ? job : "");
     note("start", rank, child, host);
     for (;;) {
@@ -158,7 +158,7 @@ static int watch(lua_State *L)
     void *page = mmap(NULL, sizeof *settled, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (page == MAP_FAILED) return luaL_error(L, "no memory for a page that a rank shares with its watcher: %s", strerror(errno));
     settled = page;
-    told = getenv("PERI_LAUNCHER") != NULL;
+    told = secure_getenv("PERI_LAUNCHER") != NULL;
     unsetenv("PERI_LAUNCHER"); /* what the script starts is no rank */
     sigset_t set, before;
     sigemptyset(&set);

@@ -103,7 +103,7 @@ static void *open_plugin(const char *name, char *reason, size_t len)
     bool gpus = !strcmp(name, "cuda") || !strcmp(name, "nccl");
     snprintf(reason, len, "no libperilune_%s.so on PERI_PLUGIN_PATH or beside libperilune%s", name, gpus ? "; `make cuda` builds it" : "");
     void *handle = NULL;
-    const char *path = getenv("PERI_PLUGIN_PATH");
+    const char *path = secure_getenv("PERI_PLUGIN_PATH");
     while (path && *path && !handle) {
         const char *colon = strchr(path, ':');
         size_t n = colon ? (size_t)(colon - path) : strlen(path);
@@ -180,7 +180,7 @@ static peri_status from_plugin(const char *what, const char *name, const char *s
 peri_status peri__plugin_device(const char *name, const peri_device_vtab **out)
 {
     const peri_device_vtab *vtab = NULL;
-    const char *other = !strcmp(name, "opaque") ? getenv("PERI_OPAQUE_DEVICE") : NULL;
+    const char *other = !strcmp(name, "opaque") ? secure_getenv("PERI_OPAQUE_DEVICE") : NULL;
     if (other && *other) name = other;
     for (size_t i = 0; i < sizeof built_in_devices / sizeof *built_in_devices; i++)
         if (!strcmp(name, built_in_devices[i].name)) vtab = built_in_devices[i].entry(&host);

@@ -110,11 +110,11 @@ static peri_status check_environment(void)
     PERI_TRY(peri__log_check());
     PERI_TRY(peri__tune_check());
     for (size_t i = 0; i < sizeof word_variables / sizeof *word_variables; i++) {
-        const char *text = getenv(word_variables[i].name), *words = word_variables[i].words;
+        const char *text = secure_getenv(word_variables[i].name), *words = word_variables[i].words;
         if (text && *text && !is_word_of(text, words))
             return peri__fail(PERI_EINVAL, "%s is '%.40s', allowed: %s", word_variables[i].name, text, words);
     }
-    if (getenv("PERI_CUDA_TF32"))
+    if (secure_getenv("PERI_CUDA_TF32"))
         return peri__fail(PERI_EINVAL, "PERI_CUDA_TF32 is not read any more; call peri.set_float32_matmul_precision \"high\" (in C: "
                                        "peri_set_float32_matmul_precision), and unset it");
     const char *isa = peri_kernels_unknown();

@@ -46,12 +46,28 @@ end
 
 local function one_door(ctx)
   local complaints = {}
+  local doors = { ["lua/perilune/ffi.lua"] = true, ["lua/perilune/environment.lua"] = true }
   for _, path in ipairs(ctx.files("lua examples", "lua")) do
     code_lines(ctx.read(path), function(n, line)
-      if path ~= "lua/perilune/ffi.lua" and (line:match "%f[%w]cdef%s*[%[%(\"]" or line:match "ffi%.load%f[%W]") then
+      if not doors[path] and (line:match "%f[%w]cdef%s*[%[%(\"]" or line:match "ffi%.load%f[%W]") then
         complaints[#complaints + 1] = ("%s:%d: ffi.cdef and ffi.load belong to lua/perilune/ffi.lua: %s"):format(path, n, line)
       end
     end)
+  end
+  return complaints
+end
+
+--- Variables of the environment are read where a program with other rights than its caller has none.
+local function environment(ctx)
+  local complaints = {}
+  local function look(path, pattern, instead)
+    code_lines(ctx.read(path), function(n, line)
+      if line:match(pattern) then complaints[#complaints + 1] = ("%s:%d: %s: %s"):format(path, n, instead, line) end
+    end)
+  end
+  for _, path in ipairs(ctx.files("runtime kernels", "c", "h", "cu", "cuh")) do look(path, "%f[%w_]getenv%s*%(", "secure_getenv is wanted") end
+  for _, path in ipairs(ctx.files("lua", "lua")) do -- the launcher's states have another os.getenv: runtime/host/main.c
+    if not path:match "^lua/perilune/launch" then look(path, "os%.getenv", "perilune.environment is wanted") end
   end
   return complaints
 end
@@ -65,5 +81,6 @@ end
 
 return {
   { "no accidental globals", globals }, { "no pairs where order matters", no_pairs }, { "one door to the FFI", one_door },
+  { "the environment of programs with other rights", environment },
   { "luacheck", luacheck },
 }

@@ -1,6 +1,7 @@
 -- comm.lua: where this rank is among the nodes (torchrec.distributed.comm), from the world it joined or from the launcher's variables, and
 -- the groups within and across nodes.
 local P = require "perilune.ffi"
+local getenv = require "perilune.environment"
 local util = require "perilune.util"
 local signature = require "perilune.signature"
 local group_of = require("perilune.dist.group").group_of
@@ -21,7 +22,7 @@ local variables = {
 --- The first of the variables that is set; an error if it is no whole number.
 local function variable(kind, environment)
   for _, name in ipairs(variables[kind]) do
-    local text = environment and environment[name] or not environment and os.getenv(name) or nil
+    local text = environment and environment[name] or not environment and getenv(name) or nil
     if text and text ~= "" then
       local n = tonumber(text)
       if not n or n ~= math.floor(n) or n < 0 then P.fail(("comm: %s is '%s', allowed: whole numbers from 0"):format(name, text)) end
@@ -34,7 +35,7 @@ end
 local function slurm_nodes(environment)
   local text
   for _, name in ipairs { "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE" } do
-    text = text or (environment and environment[name] or not environment and os.getenv(name)) or nil
+    text = text or (environment and environment[name] or not environment and getenv(name)) or nil
   end
   if not text then return nil end
   signature.value("comm", "the list of Slurm's tasks per node", text, "string")

@@ -143,7 +143,7 @@ static int32_t own_index(int count)
     static const char *const names_of_rank[] = {"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "MPI_LOCALRANKID",
                                                 "MV2_COMM_WORLD_LOCAL_RANK"};
     for (size_t i = 0; i < sizeof names_of_rank / sizeof *names_of_rank; i++) {
-        const char *text = getenv(names_of_rank[i]);
+        const char *text = secure_getenv(names_of_rank[i]);
         if (text && *text) return (int32_t)(atoi(text) > 0 ? atoi(text) % count : 0);
     }
     return 0;

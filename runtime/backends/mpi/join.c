@@ -7,15 +7,18 @@
  *
  * Before MPI connects them, ranks of one machine see each other in two ways that leave nothing behind: a rank that comes to join binds
  * a Unix socket to a name made of the job and its rank (abstract: no file), and every rank's process carries its rank in its environment.
+ * Other users could do both, so only what belongs to this user counts.
  */
 #include "internal.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -34,36 +37,59 @@ typedef struct process {
     bool here;   /* has come to join */
 } process;
 
-/** A socket that @attach (bind, connect) has given the job's name @what; -1: none, it is bound already, or nobody has bound it. */
-static int join_socket(int (*attach)(int, const struct sockaddr *, socklen_t), const char *what)
+/** A socket and the address that stands for @what of the job; -1: none. */
+static int join_socket(const char *what, struct sockaddr_un *address, socklen_t *len)
 {
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    int fd = join.job ? socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0) : -1;
-    if (fd < 0) return -1;
-    int n = snprintf(address.sun_path + 1, sizeof address.sun_path - 1, "perilune/%u/%.60s/%s", (unsigned)getuid(), join.job, what);
-    socklen_t len = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
-    if (attach(fd, (const struct sockaddr *)&address, len) == 0) return fd;
-    close(fd);
+    int fd = join.job ? socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0) : -1;
+    *address = (struct sockaddr_un){.sun_family = AF_UNIX};
+    int n = snprintf(address->sun_path + 1, sizeof address->sun_path - 1, "perilune/%u/%.60s/%s", (unsigned)getuid(),
+                     join.job ? join.job : "", what);
+    *len = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
+    return fd;
+}
+
+/** Bind the name; the socket, -1: it cannot be had. It is closed with this process. */
+static int join_bind(const char *what)
+{
+    struct sockaddr_un address;
+    socklen_t len;
+    int fd = join_socket(what, &address, &len);
+    if (fd >= 0 && bind(fd, (struct sockaddr *)&address, len) == 0 && listen(fd, SOMAXCONN) == 0) return fd;
+    if (fd >= 0) close(fd);
     return -1;
 }
 
-/** Has somebody on this machine bound the name, and is that process still there? */
+/** Has a process of this user on this machine bound the name, and is it still there? Everybody can bind any of these names: the kernel
+ *  says whose socket it is. */
 static bool join_bound(const char *what)
 {
-    int fd = join_socket(connect, what);
-    if (fd >= 0) close(fd);
-    return fd >= 0;
+    struct sockaddr_un address;
+    struct ucred owner = {0};
+    socklen_t len, room = sizeof owner;
+    int fd = join_socket(what, &address, &len);
+    if (fd < 0) return false;
+    bool bound = connect(fd, (struct sockaddr *)&address, len) == 0;
+    if (bound) bound = getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &owner, &room) == 0 && owner.uid == geteuid();
+    else bound = errno == EAGAIN; /* more have asked than it keeps; whose it is shows when it goes: join_lost */
+    close(fd);
+    return bound;
+}
+
+/** Forget who has asked whether this rank is here: the kernel keeps a few thousand. */
+static void join_answer(void)
+{
+    for (int fd; join.socket >= 0 && (fd = accept4(join.socket, NULL, NULL, SOCK_CLOEXEC)) >= 0;) close(fd);
 }
 
 void peri__mpi_join_announce(void)
 {
     char what[32];
-    const char *rank = getenv("PMIX_RANK");
-    join.job = getenv("PMIX_NAMESPACE");
+    const char *rank = secure_getenv("PMIX_RANK");
+    join.job = secure_getenv("PMIX_NAMESPACE");
     join.epoch = peri__mpi.epoch;
     if (join.socket >= 0) close(join.socket);
     snprintf(what, sizeof what, "%d/%d", join.epoch, rank ? atoi(rank) : -1);
-    join.socket = rank ? join_socket(bind, what) : -1;
+    join.socket = rank ? join_bind(what) : -1;
 }
 
 /** Has the rank come to join, on this machine, and is it still there? */
@@ -86,16 +112,18 @@ char peri__mpi_process_state(int64_t pid, char *name)
     return state == 'Z' || state == 'X' ? 0 : state;
 }
 
-/** The rank that a process has in this job, by its environment; -1: none. */
+/** The rank that a process of this user has in this job, by its environment; -1: none. */
 static int32_t process_rank(int64_t pid)
 {
     char path[64], *line = NULL;
     size_t room = 0;
     int32_t rank = -1;
     bool ours = false;
+    struct stat info;
     snprintf(path, sizeof path, "/proc/%lld/environ", (long long)pid);
     FILE *file = fopen(path, "r");
-    while (file && getdelim(&line, &room, 0, file) > 0) {
+    const bool own = file && fstat(fileno(file), &info) == 0 && info.st_uid == geteuid();
+    while (own && getdelim(&line, &room, 0, file) > 0) {
         if (strncmp(line, "PMIX_RANK=", 10) == 0) rank = atoi(line + 10);
         if (strncmp(line, "PMIX_NAMESPACE=", 15) == 0) ours = strcmp(line + 15, join.job) == 0;
     }
@@ -162,14 +190,14 @@ int32_t peri__mpi_launched(void)
 {
     static const char *const names[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", NULL};
     for (const char *const *n = names; *n; n++)
-        if (getenv(*n)) return atoi(getenv(*n));
+        if (secure_getenv(*n)) return atoi(secure_getenv(*n));
     return 1;
 }
 
 /** Are all ranks on this machine? */
 static bool all_local(int32_t size)
 {
-    const char *ranks = getenv("OMPI_COMM_WORLD_LOCAL_SIZE"), *nodes = getenv("SLURM_STEP_NUM_NODES");
+    const char *ranks = secure_getenv("OMPI_COMM_WORLD_LOCAL_SIZE"), *nodes = secure_getenv("SLURM_STEP_NUM_NODES");
     return ranks ? atoi(ranks) == size : nodes && atoi(nodes) == 1;
 }
 
@@ -179,14 +207,20 @@ static bool all_started(void) { return join_bound("started"); }
 /** A rank that is gone; -1: none. @list: what was seen of them before; @settled: all that are on this machine have been started. */
 static int32_t join_lost(process *list, int32_t size, bool settled)
 {
-    bool waiting = false;
+    bool waiting = false, vanished = false;
     for (int32_t i = 0; i < size; i++) {
         bool here = join_here(i);
-        if (list[i].here && !here) return i;
-        list[i].here = here;
+        vanished = vanished || (list[i].here && !here);
         waiting = waiting || !here;
+        list[i].here = here || list[i].here;
     }
     if (!waiting || !join.job) return -1;
+    if (vanished) processes_find(list, size);
+    for (int32_t i = 0; vanished && i < size; i++) { /* gone with its process, unless it was somebody else's socket */
+        if (!list[i].here || join_here(i)) continue;
+        if (!list[i].pid || !peri__mpi_process_state(list[i].pid, NULL)) return i;
+        list[i].here = false;
+    }
     for (int32_t i = 0; i < size; i++)
         if (list[i].pid && !list[i].here && !peri__mpi_process_state(list[i].pid, NULL)) return i;
     processes_find(list, size);
@@ -234,6 +268,7 @@ static peri_status join_wait(const mpi_group *g, const char *what, int64_t timeo
         peri__mpi_host->pause(round);
         if (now < look && now - begin < timeout_ns) continue;
         look = now + every;
+        join_answer();
         every = every < 8000000000 ? every * 5 / 4 : every; /* looking takes time, which the late ones may need */
         int32_t lost = g ? -1 : join_lost(seen, size, now > started || (local && all_started()));
         for (int32_t i = 0; g && i < size; i++)

@@ -98,7 +98,7 @@ void peri__mpi_near_join(mpi_group *g)
         MPI_Bcast(&peri__mpi.near_least, 1, MPI_INT64_T, 0, g->comm);
     }
     if (g->size < 2 || g->size > NEAR_RANKS) return;
-    const char *off = getenv("PERI_MPI_NEAR");
+    const char *off = secure_getenv("PERI_MPI_NEAR");
     int64_t own = (int64_t)(uintptr_t)&word, words[NEAR_RANKS];
     word = getpid();
     int ok = MPI_Allgather(&own, 1, MPI_INT64_T, words, 1, MPI_INT64_T, g->comm) == MPI_SUCCESS, all = 0;

@@ -41,7 +41,12 @@ static void finalize_loose(void)
 {
     static atomic_int done; /* outlives this function, as the thread may */
     pthread_t thread;
-    if (pthread_create(&thread, NULL, finalize_thread, &done) != 0) return;
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    bool runs = pthread_create(&thread, NULL, finalize_thread, &done) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (!runs) return;
     pthread_detach(thread);
     int64_t until = peri__mpi_host->time_ns() + FINALIZE_NS;
     for (int64_t round = 0; !atomic_load(&done) && peri__mpi_host->time_ns() < until; round++) peri__mpi_host->pause(round);
@@ -106,8 +111,8 @@ static peri_status start(int64_t timeout_ns)
         char byte = 1, copy = 0;
         struct iovec from = {&byte, 1}, to = {&copy, 1};
         if (process_vm_readv(getpid(), &to, 1, &from, 1, 0) != 1) setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", 0);
-        by_slurm = getenv("SLURM_PROCID") && !getenv("OMPI_COMM_WORLD_SIZE");
-        if (by_slurm && peri__mpi_launched() > 1 && !getenv("PMIX_RANK") && !getenv("PMI_FD") && !getenv("PMI_RANK"))
+        by_slurm = secure_getenv("SLURM_PROCID") && !secure_getenv("OMPI_COMM_WORLD_SIZE");
+        if (by_slurm && peri__mpi_launched() > 1 && !secure_getenv("PMIX_RANK") && !secure_getenv("PMI_FD") && !secure_getenv("PMI_RANK"))
             return FAIL(PERI_EUNSUPPORTED, "mpi: srun has started this rank without PMIx, by which ranks find each other: srun --mpi=pmix "
                                            "(srun --mpi=list shows what there is)");
         prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0); /* lets the other ranks do it where Yama guards it; an error is no matter */
@@ -215,7 +220,7 @@ peri_status peri__mpi_open(peri_coll_open *boot, void **group)
     MPI_Comm_get_attr(peri__mpi.world, MPI_TAG_UB, &bound, &found);
     int64_t most = found ? *bound : 32767;
     for (peri__mpi.hash_bits = 0; (int64_t)1 << (SEQUENCE_BITS + peri__mpi.hash_bits + 1) <= most + 1; peri__mpi.hash_bits++) {}
-    const char *limit = getenv("PERI_TEST_COUNT_LIMIT");
+    const char *limit = secure_getenv("PERI_TEST_COUNT_LIMIT");
     peri__mpi.piece = limit && atoll(limit) > 0 && atoll(limit) < INT32_MAX ? atoll(limit) : 1 << 30;
     peri__mpi.timeout_ns = boot->timeout_ns;
     mpi_group *g = group_make(NULL, NULL, peri__mpi.size, 0);

@@ -12,6 +12,7 @@
  */
 #include "internal.h"
 
+#include <signal.h>
 #include <time.h>
 
 #define PATIENCE_NS ((int64_t)1000000000)
@@ -53,7 +54,7 @@ static void *guard(void *ctx)
     pthread_mutex_lock(&w->guard_lock);
     while (!w->guard_ends) {
         struct timespec until;
-        clock_gettime(CLOCK_REALTIME, &until);
+        clock_gettime(CLOCK_MONOTONIC, &until);
         until.tv_nsec += LOOK_EVERY_NS;
         if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
         pthread_cond_timedwait(&w->guard_wake, &w->guard_lock, &until);
@@ -74,9 +75,18 @@ peri_status peri__nccl_guard_init(nccl_world *w)
     pthread_mutex_init(&w->lock, &nests);
     pthread_mutexattr_destroy(&nests);
     pthread_mutex_init(&w->guard_lock, NULL);
-    pthread_cond_init(&w->guard_wake, NULL);
+    pthread_condattr_t steady; /* of a clock that nobody sets */
+    pthread_condattr_init(&steady);
+    pthread_condattr_setclock(&steady, CLOCK_MONOTONIC);
+    pthread_cond_init(&w->guard_wake, &steady);
+    pthread_condattr_destroy(&steady);
     if (w->size == 1) return PERI_OK;
-    if (pthread_create(&w->guard, NULL, guard, w) != 0) return FAIL(PERI_ENOMEM, "nccl: no thread to watch the device");
+    sigset_t all, before; /* signals are for the program's threads */
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = pthread_create(&w->guard, NULL, guard, w);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (error) return FAIL(PERI_ENOMEM, "nccl: no thread to watch the device");
     w->has_guard = true;
     return PERI_OK;
 }

@@ -244,7 +244,7 @@ static peri_status write_header(peri__row_file *f)
 
 static peri_status open_temporary(peri__row_file *f)
 {
-    const char *directory = getenv("TMPDIR");
+    const char *directory = secure_getenv("TMPDIR");
     if (!directory || !*directory) directory = "/var/tmp";
     size_t most = strlen(directory) + 32;
     f->path = peri__alloc(most);

@@ -208,7 +208,7 @@ static bool ring_open(peri__row_io *io)
 
 static peri_status choose(peri__row_io *io)
 {
-    const char *wanted = getenv("PERI_ROW_IO");
+    const char *wanted = secure_getenv("PERI_ROW_IO");
     if (wanted && !strcmp(wanted, "threads")) return PERI_OK;
     if (wanted && *wanted && strcmp(wanted, "uring") != 0 && strcmp(wanted, "auto") != 0)
         return peri__fail(PERI_EINVAL, "PERI_ROW_IO is '%.40s', allowed: auto, uring, threads", wanted);

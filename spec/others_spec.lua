@@ -1,0 +1,152 @@
+-- Other users of the machine, and programs that have other rights than whoever starts them: they neither end a job nor choose what is
+-- loaded or written. (mpirun: none: it starts its own)
+-- deadline: 120 s
+local shell = require "spec.support.shell"
+
+local root = shell.run("id -u"):match "^0"
+local folder, clean = shell.temporary()
+teardown(clean)
+local here = shell.run("pwd"):match "^[^\n]*"
+local build = here .. "/" .. shell.build
+
+--- Words that run a command as the user nobody.
+local nobody = "setpriv --reuid=65534 --regid=65534 --clear-groups "
+
+local function why_not()
+  if not root then return "another user can be played by root only" end
+  if not shell.has "setpriv" then return "setpriv was not found" end
+  return shell.no_launcher() or (not shell.has "mpirun" and "Open MPI was not found" or nil)
+end
+
+describe("another user who knows the job's name", function()
+  -- binds the names by which ranks see each other, for a second
+  local squatter = [[
+    local ffi = require "ffi"
+    ffi.cdef "int socket(int, int, int); int bind(int, const void *, unsigned); int listen(int, int); unsigned sleep(unsigned);"
+    for i = 2, #arg do
+      for kind = 1, 2 do
+        local text = ("perilune/0/%%s/%%s"):format(arg[1]:sub(1, 60), arg[i])
+        local address = ffi.new("char[110]")
+        ffi.cast("unsigned short *", address)[0] = 1
+        ffi.copy(address + 3, text, #text)
+        local fd = ffi.C.socket(1, kind, 0)
+        if ffi.C.bind(fd, address, 3 + #text) == 0 and kind == 1 then ffi.C.listen(fd, 10) end
+      end
+    end
+    ffi.C.sleep(1)]]
+
+  it("takes the name of a rank first, and goes: the job goes on", function()
+    if why_not() then return pending(why_not()) end
+    local path = shell.write(folder .. "/squatter.lua", (squatter:gsub("%%%%", "%%")))
+    os.execute(("chmod 755 %s; chmod 644 %s"):format(folder, path))
+    local script = shell.write(folder .. "/script.lua", ([[
+      local rank, job = os.getenv "PMIX_RANK", os.getenv "PMIX_NAMESPACE"
+      if rank == "1" then
+        os.execute("%s luajit %s " .. job .. " 0/1 &")
+        os.execute "sleep 2.5"
+      else
+        os.execute "sleep 0.3"
+      end
+      local peri = require "perilune"
+      peri.init { timeout = 30 }
+      print("sum", peri.world():all_reduce(peri.ones { 1 }):wait():item())]]):format(nobody, path))
+    local out, status = shell.run(("%s run -n 2 %s"):format(shell.perilune, script))
+    assert.equal(0, status, out)
+    assert.equal(2, select(2, out:gsub("sum\t2\n", "")), out)
+  end)
+end)
+
+describe("peri_file_write", function()
+  local peri = require "perilune"
+  local C = peri.ffi.C
+  local function write(path) return C.peri_file_write(path, "new", 3, false) end
+  local shared = folder .. "/shared"
+  setup(function() os.execute(("mkdir %s && chmod 1777 %s"):format(shared, shared)) end)
+
+  it("follows a link of this user, which stays", function()
+    shell.write(folder .. "/there", "old")
+    os.execute(("ln -s ../there %s/own && ln -s own %s/second"):format(shared, shared))
+    assert.equal(0, write(shared .. "/second"))
+    assert.equal("new", shell.read(folder .. "/there"))
+    assert.equal(0, os.execute(("test -h %s/own -a -h %s/second"):format(shared, shared)))
+  end)
+
+  it("refuses another user's link in a folder in which everybody may make files", function()
+    if not root then return pending "another user can be played by root only" end
+    shell.write(folder .. "/mine", "old")
+    os.execute(("ln -s %s/mine %s/planted && chown -h 65534 %s/planted"):format(folder, shared, shared))
+    assert.is_true(write(shared .. "/planted") < 0)
+    assert.matches("planted: a link of another user's", require("ffi").string(C.peri_error_message()), 1, true)
+    assert.equal("old", shell.read(folder .. "/mine"))
+  end)
+
+  it("goes through no file whose name can be guessed", function()
+    local ffi = require "ffi"
+    ffi.cdef "int getpid(void);"
+    shell.write(folder .. "/victim", "old")
+    os.execute(("ln -s %s/victim %s/out.%d"):format(folder, shared, ffi.C.getpid()))
+    assert.equal(0, write(shared .. "/out"))
+    assert.equal("new", shell.read(shared .. "/out"))
+    assert.equal("old", shell.read(folder .. "/victim"))
+  end)
+
+  it("writes into devices and pipes", function()
+    assert.equal(0, write "/dev/null")
+    local out = shell.luajit [[
+      local C = require("perilune").ffi.C
+      assert(C.peri_file_write("/dev/stdout", "through a link to a pipe", 24, false) == 0)]]
+    assert.equal("through a link to a pipe", out)
+  end)
+end)
+
+describe("a program that has other rights than its caller (AT_SECURE)", function()
+  local program = folder .. "/program"
+  local function why_not_secure()
+    if not root then return "a program with other rights can be made by root only" end
+    if shell.sanitizer ~= "" then return "sanitizers choose libraries by the environment" end
+  end
+
+  setup(function()
+    if why_not_secure() then return end
+    local cc = os.getenv "CC" or "cc"
+    shell.write(folder .. "/evil.c", [[
+      #include <stdio.h>
+      __attribute__((constructor)) static void run(void) { puts("loaded"); }]])
+    shell.write(folder .. "/program.c", [[
+      #include <perilune/perilune.h>
+      #include <stdio.h>
+      int main(void)
+      {
+          char why[256];
+          peri_device_probe("evil", why, sizeof why);
+          printf("threads %d\nfile '%s'\n", peri_threads() == 7, peri_tune_path());
+          return 0;
+      }]])
+    local out, status = shell.run(("cd %s && %s -shared -fPIC evil.c -o libperilune_evil.so && "
+      .. "%s -I%s/runtime/include program.c -o program %s/libperilune.so -Wl,-rpath,%s"):format(folder, cc, cc, here, build, build))
+    assert.equal(0, status, out)
+  end)
+
+  local env = { PERI_PLUGIN_PATH = folder, XDG_CACHE_HOME = folder .. "/cache", PERI_NUM_THREADS = "7" }
+
+  it("is not told by the environment what to load, where to write, how to run", function()
+    if why_not_secure() then return pending(why_not_secure()) end
+    assert.matches("loaded\nthreads 1\nfile '" .. folder .. "/cache/", (shell.run(program, env)), 1, false)
+    os.execute(("chgrp 65534 %s && chmod g+s %s"):format(program, program))
+    assert.equal("threads 0\nfile ''\n", (shell.run(program, env)))
+  end)
+
+  it("which is the launcher, neither", function()
+    if why_not_secure() or shell.no_launcher() then return pending(why_not_secure() or shell.no_launcher()) end
+    local launcher = folder .. "/launcher"
+    local script = shell.write(folder .. "/env.lua", "print(os.getenv 'HOME', (package.path:find('evil', 1, true)), pcall(require, 'evil'))")
+    shell.write(folder .. "/evil.lua", "print 'loaded'")
+    local paths = { LUA_PATH = folder .. "/?.lua", PERI_LUA_PATH = folder .. "/evil" }
+    os.execute(("cp %s %s && chgrp 65534 %s"):format(shell.perilune, launcher, launcher))
+    assert.matches("loaded\n/", (shell.run(launcher .. " run " .. script, paths)))
+    os.execute("chmod g+s " .. launcher)
+    local out = shell.run(launcher .. " run " .. script, paths)
+    assert.matches("^nil\tnil\tfalse", out)
+    assert.not_matches("loaded\n", out)
+  end)
+end)
