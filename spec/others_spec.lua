@@ -139,7 +139,8 @@ describe("a program that has other rights than its caller (AT_SECURE)", function
   it("which is the launcher, neither", function()
     if why_not_secure() or shell.no_launcher() then return pending(why_not_secure() or shell.no_launcher()) end
     local launcher = folder .. "/launcher"
-    local script = shell.write(folder .. "/env.lua", "print(os.getenv 'HOME', (package.path:find('evil', 1, true)), pcall(require, 'evil'))")
+    local script = shell.write(folder .. "/env.lua",
+      "print(os.getenv 'HOME', (package.path:find('evil', 1, true)), pcall(require, 'evil'))")
     shell.write(folder .. "/evil.lua", "print 'loaded'")
     local paths = { LUA_PATH = folder .. "/?.lua", PERI_LUA_PATH = folder .. "/evil" }
     os.execute(("cp %s %s && chgrp 65534 %s"):format(shell.perilune, launcher, launcher))

@@ -327,7 +327,8 @@ static int remove_folder(lua_State *L)
 
 void peri__job_register(lua_State *L)
 {
-    static const luaL_Reg functions[] = {{"folder", make_folder}, {"remove", remove_folder}, {"files", files}, {"start", start}, {"next", next}, {"signal", send_signal},
+    static const luaL_Reg functions[] = {{"folder", make_folder}, {"remove", remove_folder},
+                                         {"files", files}, {"start", start}, {"next", next}, {"signal", send_signal},
                                          {"children", children}, {"sweep", sweep}, {"started", started}, {NULL, NULL}};
     luaL_register(L, NULL, functions);
 }

@@ -65,7 +65,9 @@ local function environment(ctx)
       if line:match(pattern) then complaints[#complaints + 1] = ("%s:%d: %s: %s"):format(path, n, instead, line) end
     end)
   end
-  for _, path in ipairs(ctx.files("runtime kernels", "c", "h", "cu", "cuh")) do look(path, "%f[%w_]getenv%s*%(", "secure_getenv is wanted") end
+  for _, path in ipairs(ctx.files("runtime kernels", "c", "h", "cu", "cuh")) do
+    look(path, "%f[%w_]getenv%s*%(", "secure_getenv is wanted")
+  end
   for _, path in ipairs(ctx.files("lua", "lua")) do -- the launcher's states have another os.getenv: runtime/host/main.c
     if not path:match "^lua/perilune/launch" then look(path, "os%.getenv", "perilune.environment is wanted") end
   end
