@@ -48,6 +48,36 @@ describe("docs/dependencies.md", function()
   end)
 end)
 
+describe("docs/models.md", function()
+  --- Names that others use, not users: how handles are made, parts of optimizers and of collective metrics.
+  local inner = { ptr = true, wrap = true, meta = true, methods = true, embedding_bag = true, dropout_stream = true, keep_rows = true,
+    own_parts = true, restart_rows = true, retire = true, retired = true, all_or_none = true, gather = true, group_of = true }
+
+  it("has every name of tensors, nn and KeyedJaggedTensors", function()
+    local peri = require "perilune"
+    local page, missing = shell.read "docs/models.md", {}
+    local faces = { tensor = peri.Tensor.methods, KeyedJaggedTensor = peri.KeyedJaggedTensor,
+      ["a KeyedJaggedTensor"] = peri.KeyedJaggedTensor.methods, JaggedTensor = peri.JaggedTensor,
+      ["a JaggedTensor"] = peri.JaggedTensor.methods, KeyedTensor = peri.KeyedTensor }
+    for _, name in ipairs { "functional", "layers", "losses", "models", "interaction", "embedding", "module", "parameter", "ranks",
+      "metrics", "optim", "schedule" } do
+      faces["nn." .. name] = require("perilune.nn." .. name)
+    end
+    local names = 0
+    for face, list in pairs(faces) do
+      for name in pairs(list) do
+        if type(name) == "string" and not name:match "^_" and not inner[name] then
+          names = names + 1
+          if not page:find("[^%w_]" .. name .. "[^%w_]") then missing[#missing + 1] = face .. ": " .. name end
+        end
+      end
+    end
+    table.sort(missing)
+    assert.same({}, missing)
+    assert.is_true(names > 250)
+  end)
+end)
+
 describe("the README", function()
   it("leads to every page", function()
     local text, lost = shell.read "README.md", {}
