@@ -164,7 +164,7 @@ describe("a run that cannot start says why:", function()
     "perilune: 2 ranks need Open MPI's mpirun (Debian: openmpi-bin): mpirun: No such file")
   refused("a node that never answers", "PERILUNE run -n 2 --host 192.0.2.1:2 --mpi --mca plm_rsh_agent FOLDER/agent",
     "perilune: 2 of 2 ranks did not start within 1 s (PERI_START_TIMEOUT_S): rank 0, rank 1\n", { PERI_START_TIMEOUT_S = "1" })
-  refused("an option that mpirun does not know", "PERILUNE run -n 2 --mpi --no-such-option", 'unknown option "--no-such-option"')
+  refused("an option that mpirun does not know", "PERILUNE run -n 2 --mpi --no-such-option", "--no-such-option")
 
   check("mpirun's own options pass", function()
     for _, words in ipairs { "--mpi --mca btl self,vader", "--mpi '--mca btl self,vader'", "--mpi=--mca --mpi btl --mpi self,vader" } do

@@ -1,5 +1,6 @@
 -- cli.lua: the command line of the launcher: run, plan, schedule, info, calibrate, version. Returns exit codes; 2: the line is wrong.
 local argparse = require "argparse"
+local openmpi = require "perilune.launch.openmpi"
 
 local M = {}
 
@@ -10,7 +11,8 @@ local run_options = {
   { "--host", value = "LIST", help = "Nodes for mpirun, such as a:4,b:4." },
   { "--hostfile", value = "FILE", help = "File of nodes for mpirun." },
   { "--bind", value = "POLICY", help = "Bind ranks: none (default), hwthread, core, l1cache, l2cache, l3cache, "
-    .. "socket, numa, board, cpu-list (mpirun's --bind-to, with its qualifiers, such as core:overload-allowed)." },
+    .. "package, socket, numa, board, cpu-list, as the version of Open MPI has them (mpirun's --bind-to, with its qualifiers, such as "
+    .. "core:overload-allowed)." },
   { "--mpi", value = "WORDS", many = true, help = "More arguments for mpirun, as one word or quoted: --mpi --oversubscribe, "
     .. "--mpi \"--mca btl tcp,self\"; may be repeated." },
   { "--traceback", help = "Print where an error came from (also PERI_TRACEBACK=1)." },
@@ -28,16 +30,16 @@ local function whole(option, most)
   end
 end
 
-local bindings = { "none", "hwthread", "core", "l1cache", "l2cache", "l3cache", "socket", "numa", "board", "cpu-list" }
 local qualifiers = { ["overload-allowed"] = true, ["if-supported"] = true }
 
 local function binding(text)
   local policy, rest = text:match "^([^:]*)(.*)$"
   local good = false
-  for _, known in ipairs(bindings) do good = good or known == policy end
+  for _, known in ipairs(openmpi.bindings) do good = good or known == policy end
   for qualifier in rest:gmatch ":([^:]*)" do good = good and qualifiers[qualifier] end
   if good then return text end
-  return nil, ("--bind: '%s', allowed: %s, and behind it :overload-allowed or :if-supported"):format(text, table.concat(bindings, ", "))
+  return nil, ("--bind: '%s', allowed: %s, and behind it :overload-allowed or :if-supported"):format(text,
+    table.concat(openmpi.bindings, ", "))
 end
 
 --- Nodes as mpirun takes them, which explains in a page what is wrong with others.
@@ -141,10 +143,6 @@ local function make_parser()
   return parser
 end
 
---- Arguments that follow options of mpirun, so that `--mpi --mca btl tcp,self` needs no quotes.
-local mpirun_values = { mca = 2, gmca = 2, x = 1, prefix = 1, wdir = 1, npernode = 1, ["map-by"] = 1, ["rank-by"] = 1, ["bind-to"] = 1,
-  ["output-filename"] = 1, tune = 1 }
-
 --- Put "--" before the script's name, so that the options after it stay the script's, and the values of --mpi, which look like options,
 --- into one word with it.
 function M.separate(words)
@@ -156,7 +154,7 @@ function M.separate(words)
   while i <= #words and words[i]:match "^%-." and words[i] ~= "--" do
     out[#out + 1] = words[i]
     if words[i] == "--mpi" and words[i + 1] then
-      local more = mpirun_values[words[i + 1]:match "^%-%-?([%w-]+)$"] or 0
+      local more = openmpi.values[words[i + 1]:match "^%-%-?([%w-]+)$"] or 0
       out[#out] = "--mpi=" .. table.concat(words, " ", i + 1, math.min(i + 1 + more, #words))
       i = i + 1 + more
     elseif takes_value[words[i]] and words[i + 1] then

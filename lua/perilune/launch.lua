@@ -36,7 +36,6 @@ local RANKS_PER_CPU = 64
 local SEGMENT = 8            -- MiB: twice what Open MPI takes in shared memory for a rank, and its other files
 
 local NETWORKS = "^tcp,openib,usnic,ofi,uct"
-local FOLDERS = { "orte_tmpdir_base", "btl_vader_backing_directory", "btl_sm_backing_directory" }
 
 local function append(list, ...)
   for i = 1, select("#", ...) do list[#list + 1] = (select(i, ...)) end
@@ -53,7 +52,8 @@ end
 --- options: ranks, script, arguments (list), hosts, hostfile, bind, mpi (list of further mpirun arguments), traceback; words: the
 --- launcher's command line on every rank, if it is not to run a script.
 --- machine: program (of the launcher), cpus, root, peer_memory, ssh, allocation (of a batch system: it may span machines), folder (of
---- this job, for files of Open MPI's; nil: where it likes): what is known of this machine.
+--- this job, for files of Open MPI's; nil: where it likes), openmpi (facts of its mpirun: launch/openmpi.lua): what is known of this
+--- machine.
 function M.command(options, machine)
   local c = { "mpirun", "-n", tostring(options.ranks) }
   local remote = options.hosts or options.hostfile
@@ -68,7 +68,7 @@ function M.command(options, machine)
     -- Slots are counted in cores, and a container may own less than it sees: the ranks asked for are the ranks wanted.
     append(c, "--oversubscribe")
     if options.ranks > machine.cpus then append(c, "--mca", "mpi_yield_when_idle", "1") end
-    if not machine.ssh then append(c, "--mca", "plm", "isolated") end
+    if not machine.ssh then append(c, unpack(machine.openmpi.isolated)) end
     append(c, "--mca", "odls_base_num_threads", "0") -- with threads, mpirun at times never ends when hundreds of ranks are short
     -- Looking for a network takes Open MPI 0.2 s; shared memory is all that ranks of one machine need.
     local chosen = machine.allocation or os.getenv "OMPI_MCA_pml" or mentions(options.mpi, "pml")
@@ -76,10 +76,10 @@ function M.command(options, machine)
     -- Transports of networks would listen to everybody for the other ranks, which are here.
     if not (chosen or os.getenv "OMPI_MCA_btl" or mentions(options.mpi, "btl")) then append(c, "--mca", "btl", NETWORKS) end
     -- What Open MPI makes in /tmp and /dev/shm has names that can be guessed: they go into a folder of this job.
-    for _, name in ipairs(machine.folder and FOLDERS or {}) do append(c, "--mca", name, machine.folder) end
+    for _, option in ipairs(machine.folder and machine.openmpi.folders or {}) do append(c, option[1], option[2], machine.folder) end
   end
   append(c, "--bind-to", options.bind or "none") -- ranks share the node's processors among them: see peri_threads
-  if not machine.peer_memory then append(c, "--mca", "btl_vader_single_copy_mechanism", "none") end
+  if not machine.peer_memory then append(c, unpack(machine.openmpi.apart)) end
   append(c, "--mca", "btl_base_warn_component_unused", "0", "--mca", "opal_warn_on_missing_libcuda", "0")
   for _, word in ipairs(options.mpi or {}) do append(c, word) end
   append(c, machine.program)
@@ -110,11 +110,12 @@ local function available_memory()
   return kib and tonumber(kib) / 1024 or math.huge
 end
 
---- What `command` and `refusal` want to know of this machine.
-function M.machine(ranks)
+--- What `command` and `refusal` want to know of this machine, whose mpirun is of such facts.
+function M.machine(ranks, facts)
   local launcher = require "perilune.launcher"
-  return { program = launcher.program, cpus = launcher.cpus(), root = launcher.root(), peer_memory = launcher.peer_memory(),
-    ssh = on_path "ssh" or on_path "rsh", memory = available_memory(), files = launcher.files(100 + FILES_PER_RANK * ranks),
+  return { openmpi = facts, program = launcher.program, cpus = launcher.cpus(), root = launcher.root(),
+    peer_memory = launcher.peer_memory(), ssh = on_path "ssh" or on_path "rsh", memory = available_memory(),
+    files = launcher.files(100 + FILES_PER_RANK * ranks),
     allocation = os.getenv "SLURM_JOB_ID" or os.getenv "PBS_JOBID" or os.getenv "LSB_JOBID" or os.getenv "PE_HOSTFILE" }
 end
 
@@ -143,6 +144,11 @@ end
 function M.refusal(options, machine)
   local refused = options.hostfile and hostfile_refused(options.hostfile)
   if refused then return refused end
+  local policy = (options.bind or "none"):match "^[^:]*"
+  if not mentions(machine.openmpi.bindings, policy) then
+    return ("--bind: '%s', which Open MPI %s does not know, allowed: %s"):format(policy, machine.openmpi.version,
+      table.concat(machine.openmpi.bindings, ", "))
+  end
   if options.hosts or options.hostfile or machine.allocation then return end
   local files = math.floor((machine.files - 100) / FILES_PER_RANK)
   if options.ranks > files then -- mpirun hangs rather than say so
@@ -273,7 +279,13 @@ end
 function M.launch(options)
   local launcher = require "perilune.launcher"
   options.ranks = options.ranks or 1
-  local machine = M.machine(options.ranks)
+  local function no_mpirun(why)
+    say(("perilune: %d ranks need Open MPI's mpirun (Debian: openmpi-bin): %s"):format(options.ranks, why))
+    return 1
+  end
+  local facts, lacking = require("perilune.launch.openmpi").find()
+  if not facts then return no_mpirun(lacking) end
+  local machine = M.machine(options.ranks, facts)
   local refusal = variables_refused() or M.refusal(options, machine)
   if refusal then
     say("perilune: " .. refusal)
@@ -291,9 +303,7 @@ function M.launch(options)
   local code, why = require("perilune.launch.job").run(M.command(options, machine), options.ranks,
     tonumber(os.getenv "PERI_START_TIMEOUT_S") or 300)
   if machine.folder then launcher.remove(machine.folder) end
-  if code then return code end
-  say(("perilune: %d ranks need Open MPI's mpirun (Debian: openmpi-bin): %s"):format(options.ranks, why))
-  return 1
+  return code or no_mpirun(why)
 end
 
 --- Run a script, or a function with `words` that let other processes come to it, with the options of `command`. Returns an exit code.

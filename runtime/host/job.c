@@ -284,9 +284,11 @@ static int sweep(lua_State *L)
  *  socket of that name (backends/mpi/join.c looks for it). Without it they find out later. */
 static int started(lua_State *L)
 {
+    size_t length;
+    const char *name = luaL_checklstring(L, 1, &length);
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    int n = snprintf(address.sun_path + 1, sizeof address.sun_path - 1, "perilune/%u/%.60s/started", (unsigned)getuid(),
-                     luaL_checkstring(L, 1));
+    int n = snprintf(address.sun_path + 1, sizeof address.sun_path - 1, "perilune/%u/%s/started", (unsigned)getuid(),
+                     name + (length > 60 ? length - 60 : 0));
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     socklen_t len = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
     if (fd >= 0 && (bind(fd, (struct sockaddr *)&address, len) != 0 || listen(fd, SOMAXCONN) != 0)) close(fd), fd = -1;

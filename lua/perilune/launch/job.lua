@@ -1,7 +1,8 @@
 -- launch/job.lua: mpirun as a child: what it says is passed on or put into one line, signals reach it, and its end is told.
 --
 -- Ranks say themselves why they fail (reports.lua), and their watchers (watch.c) say how they died. mpirun explains the same in boxes of
--- dashes, which are dropped here, unless nobody else has said anything.
+-- dashes (openmpi.lua knows them), which are dropped here, unless nobody else has said anything.
+local openmpi = require "perilune.launch.openmpi"
 local reports = require "perilune.launch.reports"
 
 local M = {}
@@ -14,39 +15,9 @@ local REST = 3      -- seconds that it has to end when they have: it hangs there
 
 -- -- what mpirun says ----------------------------------------------------------------------------------------------------------------
 
---- Boxes that only repeat how a rank ended: a pattern, and what to say if nobody has.
-local endings = {
-  { "Primary job +terminated normally" },
-  { "noticed that process rank (%d+) with PID %d+ on node (%S+) exited on signal (%d+ %b())", "rank %s on %s was killed by signal %s" },
-  { "processes exited with non%-zero status.-%[%[%d+,%d+%],(%d+)%]%s+Exit code:%s+(%d+)", "rank %s ended with exit code %s" },
-  { "exited due to process rank (%d+) with PID %d+ on%s+node (%S+) exiting improperly",
-    "rank %s on %s ended without leaving the world, or never joined it" },
-}
-
---- Boxes that say in many lines what fits in one.
-local refusals = {
-  { "not enough slots available", "the nodes offer fewer slots than there are ranks: say how many (--host a:4,b:4), or allow more ranks "
-    .. "than slots with --mpi --oversubscribe" },
-  { "unable to reliably start one or more daemons", "mpirun could not start on every node: each must be reachable by ssh without a "
-    .. "password, and have perilune and Open MPI where this one has them" },
-  { "All nodes which are allocated for this job are already filled", "the nodes offer no slots: say how many (--host a:4,b:4)" },
-  { "No nodes are available for this job", "mpirun has no nodes for these ranks: see --host and --hostfile" },
-  { "does not match the expected format:%s+Option:%s+(%S+)%s+Param:%s+(%S+)",
-    "mpirun cannot read its option '%s', which got '%s': see --mpi" },
-  { "was unable to allocate.-hostfile", "mpirun cannot use these nodes: see --host and --hostfile" },
-}
-
---- Lines that tell what the launcher tells.
-local noise = { { "^mpirun: Forwarding signal" }, { "^mpirun: abort is already in progress" }, { "^mpirun: killing job" },
-  { "^Type 'mpirun %-%-help' for usage" } }
-
---- Boxes that follow from the end of another rank; they may come before anybody has said that it ended. causes: or they tell why ranks do
---- not reach each other.
-local consequences = { { "peer process has unexpectedly disconnected" }, { "failed to TCP connect to a peer", causes = true },
-  { "ORTE does not know how to route a message" }, { "system call failed during shared memory initialization" },
-  { "^%[[^%]]+%]%[%[%d+,%d+%],%d+%]%[%S*btl_tcp" } }
-
+--- The first entry of a list of openmpi.lua that knows a box or a line, and what its pattern finds there.
 local function first(list, text)
+  text = text:gsub("%s+", " ")
   for _, entry in ipairs(list) do
     local found = { text:match(entry[1]) }
     if found[1] then return entry, found end
@@ -56,13 +27,13 @@ end
 --- A box: what it tells the filter F is kept there, put in our words, or passed on; what may follow from an end that nobody has told yet
 --- is laid by.
 local function judge(F, text, emit)
-  local entry, found = first(endings, text)
+  local entry, found = first(openmpi.endings, text)
   if entry then
     if entry[2] then F.ending = entry[2]:format(unpack(found)) end
-  elseif first(consequences, text) then
+  elseif first(openmpi.consequences, text) then
     if not F.spoke then F.later[#F.later + 1] = text end
   else
-    entry, found = first(refusals, text)
+    entry, found = first(openmpi.refusals, text)
     F.spoke, F.boxed = F.spoke or entry ~= nil, F.boxed or not entry
     emit(entry and ("perilune: %s\n"):format(entry[2]:format(unpack(found))) or text)
   end
@@ -73,10 +44,21 @@ local function untold(F)
   local list = {}
   for _, text in ipairs(F.later) do
     local told = F.spoke
-    if first(consequences, text).causes then told = F.gone end
+    if first(openmpi.consequences, text).causes then told = F.gone end
     if not (told or F.ending) then list[#list + 1] = text end
   end
   return table.concat(list)
+end
+
+--- Returns what tells lines that are left out: noise, an empty line that belongs to it, and what mpirun says of its own end.
+local function dropper(F)
+  local blank = false
+  return function(text)
+    local noise = first(openmpi.noise, text)
+    local dropped = noise or blank and text == "\n" or F.crashed and text:match(F.crashed)
+    blank = noise and noise.blank
+    return dropped
+  end
 end
 
 --- A filter of mpirun's standard error: `feed(text)`, `flush()`, `finish(good)` at the end of a job, and what it knows: `spoke` (somebody
@@ -86,6 +68,8 @@ function M.filter(emit)
   local F = { spoke = false, gone = false, ending = nil, later = {} }
   local line, box = "", nil -- what is held back: the unfinished line, and the lines of an open box
   local open = false        -- the beginning of the unfinished line was passed on
+  local boxed = false       -- a box has just ended: prterun writes a zero byte behind some
+  local dropped = dropper(F)
 
   local function pass(text)
     if text == "" then return end
@@ -103,10 +87,10 @@ function M.filter(emit)
       box[#box + 1] = text
       if border then
         judge(F, table.concat(box), emit)
-        box = nil
+        box, boxed = nil, true
       elseif #box > 60 then F.flush() end -- no box of mpirun's
-    elseif first(consequences, text) then judge(F, text, emit)
-    elseif not first(noise, text) and not (F.crashed and text:match(F.crashed)) then pass(text) end
+    elseif first(openmpi.consequences, text) then judge(F, text, emit)
+    elseif not dropped(text) then pass(text) end
   end
 
   --- Pass on what is held back.
@@ -128,6 +112,7 @@ function M.filter(emit)
     while from <= #text do
       local stop = text:find("\n", from, true)
       line = line .. text:sub(from, stop or #text)
+      if boxed then line, boxed = line:gsub("^%z", ""), false end
       if stop then
         if open then pass(line) else whole(line) end
         line, open = "", false
@@ -189,17 +174,6 @@ function M.roll(ranks)
   return R
 end
 
---- Words by which mpirun is told to let the others live when a rank fails.
-local tolerant = { ["orte_enable_recovery"] = true, ["orte_abort_on_non_zero_status"] = true, ["--enable-recovery"] = true,
-  ["-enable-recovery"] = true, ["--continuous"] = true, ["-continuous"] = true }
-
-local function tolerates(command)
-  for _, word in ipairs(command) do
-    if tolerant[word] then return true end
-  end
-  return false
-end
-
 --- What is still to be said about a job that has ended, and its exit code.
 local function verdict(F, R, code, signal, asked)
   if asked then return ("%s; all %d ranks were ended"):format(NAMES[asked], R.ranks), 128 + asked end
@@ -213,6 +187,7 @@ local function verdict(F, R, code, signal, asked)
     return R.started[tonumber(rank)] and ("%s (%s)"):format(head, R.started[tonumber(rank)])
   end)
   if not ending and F.boxed then return ("mpirun ended with exit code %d; what it says is above"):format(code), code end
+  ending = ending or R.n_started == 0 and openmpi.codes[code]
   return ending or ("mpirun ended with exit code %d and gave no reason (with --mpi --verbose it says more)"):format(code), code
 end
 
@@ -228,7 +203,7 @@ function M.run(command, ranks, deadline)
   local asked, dying, quiet -- a signal that came; since when mpirun should end; since when it has no ranks
   local told -- since when reports wait
   local announced = false
-  local failed, strict = nil, not tolerates(command) -- since when mpirun should end the ranks by itself, because one has failed
+  local failed, strict = nil, not openmpi.tolerates(command) -- since when mpirun should end the ranks by itself, because one has failed
   local function tell()
     if R.reports.count > 0 then F.feed(R.reports.flush()) end
     told = nil

@@ -42,8 +42,10 @@ static int join_socket(const char *what, struct sockaddr_un *address, socklen_t 
 {
     int fd = join.job ? socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0) : -1;
     *address = (struct sockaddr_un){.sun_family = AF_UNIX};
-    int n = snprintf(address->sun_path + 1, sizeof address->sun_path - 1, "perilune/%u/%.60s/%s", (unsigned)getuid(),
-                     join.job ? join.job : "", what);
+    const char *job = join.job ? join.job : "";
+    size_t length = strlen(job); /* Open MPI 5 begins a job's name with the host's, which may be long: its end tells jobs apart */
+    int n = snprintf(address->sun_path + 1, sizeof address->sun_path - 1, "perilune/%u/%s/%s", (unsigned)getuid(),
+                     job + (length > 60 ? length - 60 : 0), what);
     *len = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
     return fd;
 }

@@ -110,7 +110,9 @@ static peri_status start(int64_t timeout_ns)
         /* Copies between processes need a system call that containers may forbid; without it Open MPI complains and then fails. */
         char byte = 1, copy = 0;
         struct iovec from = {&byte, 1}, to = {&copy, 1};
-        if (process_vm_readv(getpid(), &to, 1, &from, 1, 0) != 1) setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", 0);
+        if (process_vm_readv(getpid(), &to, 1, &from, 1, 0) != 1)
+            setenv(OMPI_MAJOR_VERSION < 5 ? "OMPI_MCA_btl_vader_single_copy_mechanism" : "OMPI_MCA_smsc",
+                   OMPI_MAJOR_VERSION < 5 ? "none" : "^cma", 0);
         by_slurm = secure_getenv("SLURM_PROCID") && !secure_getenv("OMPI_COMM_WORLD_SIZE");
         if (by_slurm && peri__mpi_launched() > 1 && !secure_getenv("PMIX_RANK") && !secure_getenv("PMI_FD") && !secure_getenv("PMI_RANK"))
             return FAIL(PERI_EUNSUPPORTED, "mpi: srun has started this rank without PMIx, by which ranks find each other: srun --mpi=pmix "
