@@ -229,6 +229,12 @@ bool peri__tbe_bytes(int32_t dtype);
 int64_t peri__tbe_stride(int32_t dtype, int64_t cols);
 /** How one of PERI_ROWS_* stores numbers. */
 peri_row_format peri__tbe_row_format(int32_t dtype);
+/** Whether rows of @tbe hold @numbers (f32 [rows, cols], contiguous), of which @bytes was made, from row @row of a table on; PERI_ERANGE
+ *  names the first row that does not. Waits for the device. @bytes NULL: there are none, or the numbers alone say it (fp8, f16, bf16). */
+peri_status peri__rows_held(const char *function, const peri_tbe *tbe, int64_t table, int64_t row, peri_tensor *numbers,
+                            peri_tensor *bytes);
+/** The same of rows @src that become f16 or bf16: a finite number may not become an infinity. */
+peri_status peri__floats_held(const char *function, const peri_tbe *tbe, int64_t table, int64_t row, const peri_tensor *src);
 /* -- calls and batches (calls.c, batch.c) --------------------------------------------------------------------------------------------- */
 
 /** Whether the device runs later what is queued: else there is nothing for events to order, and a small lookup feels each of them. */

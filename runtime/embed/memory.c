@@ -114,7 +114,9 @@ static peri_status write_numbers(peri_tbe *tbe, int64_t table, int32_t part, int
     peri_status status;
     PERI_TRY_GOTO(peri_tensor_new(tbe->device, PERI_F32, 2, src->shape, &numbers), out);
     PERI_TRY_GOTO(peri_tensor_copy(numbers, src), out);
+    if (format.scale_dtype < 0) PERI_TRY_GOTO(peri__rows_held("peri_tbe_write", tbe, table, row, numbers, NULL), out);
     PERI_TRY_GOTO(peri_quantize_rows(numbers, &format, NULL, &bytes), out);
+    if (format.scale_dtype >= 0) PERI_TRY_GOTO(peri__rows_held("peri_tbe_write", tbe, table, row, numbers, bytes), out);
     status = memory_write(tbe, table, part, row, bytes);
 out:
     peri_tensor_release(bytes);

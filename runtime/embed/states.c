@@ -128,8 +128,12 @@ peri_status peri_tbe_write(peri_tbe *tbe, int64_t table, const char *name, int64
     PERI_NEED(src);
     int32_t part;
     PERI_TRY(enter_part("peri_tbe_write", tbe, table, name, &part));
-    tbe->writes += part == 0;
-    return peri__tbe_leave(tbe, true, tbe->store->write(tbe, table, part, row, src));
+    peri_status status = part == 0 ? peri__floats_held("peri_tbe_write", tbe, table, row, src) : PERI_OK;
+    if (status >= 0) {
+        tbe->writes += part == 0;
+        status = tbe->store->write(tbe, table, part, row, src);
+    }
+    return peri__tbe_leave(tbe, true, status);
 }
 
 peri_status peri_tbe_learning_rate_set(peri_tbe *tbe, double learning_rate)

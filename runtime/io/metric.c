@@ -18,7 +18,8 @@ static const char *wrong_prediction(double p, int32_t needs)
 {
     if (isnan(p)) return "not a number";
     if ((needs & PERI_METRIC_PROBABILITIES) && !inside(p)) return "allowed: probabilities, 0..1 (of a logit x it is 1 / (1 + exp(-x)))";
-    if ((needs & PERI_METRIC_RATES) && !(p >= 0 && !isinf(p))) return "allowed: finite numbers, 0 or more (of a logit x: 1 / (1 + exp(-x)))";
+    if ((needs & PERI_METRIC_RATES) && !(p >= 0 && !isinf(p)))
+        return "allowed: finite numbers, 0 or more (of a logit x it is 1 / (1 + exp(-x)))";
     if ((needs & PERI_METRIC_FINITE) && isinf(p)) return "allowed: finite numbers";
     return NULL;
 }

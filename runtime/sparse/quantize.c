@@ -4,6 +4,8 @@
  */
 #include "internal.h"
 
+#include <perilune/ops.h>
+
 static peri_status check_format(const char *f, const peri_row_format *r)
 {
     if (r->codes < 0 || r->codes >= PERI_CODES_COUNT) return peri__fail(PERI_EINVAL, "%s: codes %d, allowed: 0..3", f, r->codes);
@@ -74,6 +76,32 @@ static bool small_float(int32_t dtype) { return dtype == PERI_F32 || dtype == PE
 
 static int64_t grain(int64_t cols) { return peri__max(1, PERI_INT_GRAIN / peri__max(cols, 1)); }
 
+/** Codes of fp8 have no NaN, and without a scale nothing else could say that there was one. @x contiguous. Waits for the device. */
+static peri_status check_numbers(const char *f, peri_tensor *x)
+{
+    int64_t n = peri__numel(x), cols = x->shape[x->ndim - 1];
+    peri_tensor *wide = NULL, *total = NULL;
+    float *numbers = NULL;
+    double sum = 0;
+    peri_status status;
+    if (n == 0) return PERI_OK;
+    PERI_TRY_GOTO(peri_tensor_to(x, PERI_F32, NULL, &wide), out);
+    PERI_TRY_GOTO(peri_op_sum(wide, NULL, 0, false, &total), out);
+    PERI_TRY_GOTO(peri_tensor_item(total, 0, &sum), out);
+    if (sum == sum) goto out; /* no NaN */
+    numbers = peri__alloc(sizeof *numbers * (size_t)n);
+    status = numbers ? peri_tensor_read(wide, numbers, n * (int64_t)sizeof *numbers) : PERI_ENOMEM;
+    for (int64_t i = 0; i < n && status >= 0; i++)
+        if (numbers[i] != numbers[i])
+            status = peri__fail(PERI_ERANGE, "%s: row %lld, number %lld is nan, which fp8 without a scale has no code for", f,
+                                (long long)(i / cols), (long long)(i % cols));
+out:
+    peri__free(numbers);
+    peri_tensor_release(wide);
+    peri_tensor_release(total);
+    return status;
+}
+
 peri_status peri_quantize_rows(peri_tensor *x, const peri_row_format *format, peri_tensor *min_max, peri_tensor **out)
 {
     PERI_NEED(format);
@@ -96,6 +124,7 @@ peri_status peri_quantize_rows(peri_tensor *x, const peri_row_format *format, pe
     peri_status status;
     PERI_TRY_GOTO(peri_tensor_contiguous(x, &src), out);
     if (min_max) PERI_TRY_GOTO(peri_tensor_contiguous(min_max, &limits), out);
+    if (args.scale_at < 0) PERI_TRY_GOTO(check_numbers(f, src), out);
     PERI_TRY_GOTO(like(x, args.stride, PERI_U8, &result), out);
     args.bytes = peri__data(result);
     args.x = peri__data(src);

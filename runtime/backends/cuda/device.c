@@ -196,7 +196,8 @@ static peri_status device_open(int32_t *number, void **device, int32_t *caps)
 
 static peri_status device_alloc(void *device, void *stream, int64_t bytes, void **out)
 {
-    if (host->fault(PERI_FAULT_device_alloc)) return PERI_HOST_FAIL(host, PERI_ENOMEM, "%s: no memory for %lld bytes", NAME, (long long)bytes);
+    if (host->fault(PERI_FAULT_device_alloc))
+        return PERI_HOST_FAIL(host, PERI_ENOMEM, "%s: no memory for %lld bytes", NAME, (long long)bytes);
     gpu *g = device;
     peri_status status = use(g);
     if (status < 0) return status;
@@ -233,7 +234,8 @@ static void device_host_free(void *device, void *p, int64_t bytes)
 static peri_status device_mapped_alloc(void *device, void *stream, int64_t bytes, void **out)
 {
     (void)stream;
-    if (host->fault(PERI_FAULT_device_alloc)) return PERI_HOST_FAIL(host, PERI_ENOMEM, "%s: no memory for %lld bytes", NAME, (long long)bytes);
+    if (host->fault(PERI_FAULT_device_alloc))
+        return PERI_HOST_FAIL(host, PERI_ENOMEM, "%s: no memory for %lld bytes", NAME, (long long)bytes);
     gpu *g = device;
     peri_status status = use(g);
     if (status < 0) return status;

@@ -160,8 +160,8 @@ PERI_API peri_status peri_logistic_predict(peri_logistic *model, const peri_batc
 /* -- metrics -------------------------------------------------------------------------------------------------------------------------- */
 
 /* Everywhere predictions and labels are numbers, labels and weights are finite, and weights are not negative; a sample of weight 0 changes
- * nothing but what counts samples without their weights. What else a function or a metric needs is said with it; PERI_EINVAL names the first sample that has it not, and nothing
- * was changed. */
+ * nothing but what counts samples without their weights. What else a function or a metric needs is said with it; PERI_EINVAL names the
+ * first sample that has it not, and nothing was changed. */
 
 /** Predictions, labels and weights of @n samples, borrowed. */
 typedef struct peri_metric_samples {
@@ -200,15 +200,17 @@ typedef struct peri_metric_sums {
 
 /** Add the samples, whose predictions are finite, to @sums. */
 PERI_API peri_status peri_metric_add(const peri_metric_samples *samples, double threshold, peri_metric_sums *sums);
-/** Area under the ROC curve, of labels in [0, 1]; a tie between a positive and a negative counts one half; 0.5 when a class has no weight. n log n. */
+/** Area under the ROC curve, of labels in [0, 1]; a tie between a positive and a negative counts one half; 0.5 when a class has no weight.
+ *  n log n. */
 PERI_API peri_status peri_metric_auc(const peri_metric_samples *samples, double *out);
-/** Average precision, of labels in [0, 1]: the sum over distinct predictions, from the highest, of precision times the growth of recall; 0 without positives. */
+/** Average precision, of labels in [0, 1]: the sum over distinct predictions, from the highest, of precision times the growth of recall; 0
+ *  without positives. */
 PERI_API peri_status peri_metric_auprc(const peri_metric_samples *samples, double *out);
 /** Regression AUC: the share of all pairs of samples, each weighted w_i*w_j, whose labels and predictions are not in opposite orders; NaN
  *  for less than two samples that have weight. n log n. */
 PERI_API peri_status peri_metric_rauc(const peri_metric_samples *samples, double *out);
-/** XAUC, of finite predictions: over all pairs, weighted w_i*w_j: @right = pairs in the same strict order, or tied, by both label and prediction; @pairs = all.
- *  n^2. */
+/** XAUC, of finite predictions: over all pairs, weighted w_i*w_j: @right = pairs in the same strict order, or tied, by both label and
+ *  prediction; @pairs = all. n^2. */
 PERI_API peri_status peri_metric_xauc(const peri_metric_samples *samples, double *right, double *pairs);
 
 /* -- loading on a thread of its own ------------------------------------------------------------------------------------------------- */

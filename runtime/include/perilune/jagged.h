@@ -170,9 +170,9 @@ PERI_API const int64_t *peri_kjt_lengths_offset_per_key(const peri_kjt *kjt);
 /** [keys x ranks] row-major, NULL for a fixed batch. */
 PERI_API const int64_t *peri_kjt_stride_per_key_per_rank(const peri_kjt *kjt);
 
-/** Check lengths, offsets, and that every inverse index names a bag of its key (PERI_ERANGE), and bring the number of ids of each key to the
- *  host: post queues the work and its copies, test says whether they have arrived (PERI_PENDING: not yet) and reports malformed input, sync
- *  does both and blocks. All are free once it is done. */
+/** Check lengths, offsets, and that every inverse index names a bag of its key (PERI_ERANGE), and bring the number of ids of each key to
+ *  the host: post queues the work and its copies, test says whether they have arrived (PERI_PENDING: not yet) and reports malformed input,
+ *  sync does both and blocks. All are free once it is done. */
 PERI_API peri_status peri_kjt_sync_post(peri_kjt *kjt);
 PERI_API peri_status peri_kjt_sync_test(peri_kjt *kjt);
 PERI_API peri_status peri_kjt_sync(peri_kjt *kjt);
@@ -226,7 +226,8 @@ PERI_API int64_t peri_kjt_bytes(const peri_kjt *kjt);
 
 /* -- KeyedJaggedTensor: what an exchange sends and rebuilds -------------------------------------------------------------------------- */
 
-/** The tensors that an exchange moves, always in this order (inverse indices stay behind: they speak of the sender's samples); STRIDES with a variable batch only, WEIGHTS if there are any. */
+/** The tensors that an exchange moves, always in this order; STRIDES with a variable batch only, WEIGHTS if there are any. Inverse indices
+ *  stay behind: they speak of the sender's samples. */
 enum { PERI_KJT_LENGTHS = 0, PERI_KJT_VALUES = 1, PERI_KJT_STRIDES = 2, PERI_KJT_WEIGHTS = 3, PERI_KJT_LABELS = 4 };
 
 /** Which tensors: @labels gets up to PERI_KJT_LABELS of the above; returns how many. */

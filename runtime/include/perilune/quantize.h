@@ -33,7 +33,8 @@ typedef struct peri_row_format {
 PERI_API peri_status peri_quantize_row_bytes(const peri_row_format *format, int64_t cols, int64_t *out);
 /** @x [..., cols] (f32, f16 or bf16) as u8 [..., bytes of a row]. @min_max f32 [rows, 2] or NULL: least and largest number to be
  *  represented, by row, instead of the row's own (with f16 scales). A row with a number that is not finite, or with a range that the scale
- *  cannot hold, gets NaN as scale and bias; FP8 without scales saturates. */
+ *  cannot hold, gets NaN as scale and bias. FP8 without scales saturates, infinities too; a NaN, which it has no code for, is
+ *  PERI_ERANGE (waits for the device). */
 PERI_API peri_status peri_quantize_rows(peri_tensor *x, const peri_row_format *format, peri_tensor *min_max, peri_tensor **out);
 /** u8 @rows [..., bytes of a row] as numbers [..., cols] of @dtype (f32, f16 or bf16). */
 PERI_API peri_status peri_quantize_restore(peri_tensor *rows, const peri_row_format *format, int64_t cols, int32_t dtype,
