@@ -473,6 +473,7 @@ peri_status peri_sharded_new(const peri_sharded_config *c, peri_sharded **out)
     PERI_TRY_GOTO(peri__identity_new(e, c), out);
     PERI_TRY_GOTO(peri__tables_new(e, c), out);
     PERI_TRY_GOTO(peri__managed_new(e, c), out);
+    for (int32_t t = 0; t < c->n_tables; t++) e->stored = e->stored || c->tables[t].cache;
     PERI_TRY_GOTO(peri__files_of_module(e, c), out);
     *out = e;
 out:

@@ -210,6 +210,7 @@ struct peri_sharded {
     peri__managed *managed;   /* n_managed */
     int32_t n_managed;        /* tables of raw ids */
     int64_t arrived;          /* batches whose raw ids have become rows */
+    bool stored;              /* some table, on whatever rank, has its rows in a file or in the host's memory, under a cache */
     int64_t in_flight;        /* of these, batches that maps have learned from, and whose output nobody has taken yet */
 };
 

@@ -18,6 +18,7 @@
 #include "walk.h"
 
 #include "../base/between.h"
+#include "../comm/verdict.h"
 #include "../tensor/jagged_internal.h"
 
 /** A batch between its lookup and the end of its backward pass; shared by the work and the two nodes. */
@@ -50,6 +51,8 @@ typedef struct output_dist {
     peri__input_dist *ids;       /* of the batch, while rows of its raw ids are asked for; retained */
     peri__journey rows[PERI__LANES];
     peri__direct *direct;        /* what takes them as they come, or NULL */
+    peri__verdict *verdict;      /* whether all ranks could look up; NULL: errors of this rank end the group */
+    bool failed;                 /* this rank could not: it sends whatever is there */
     bool in_flight;              /* maps of raw ids have learned from it, and nobody has its output */
     bool sent;                   /* all parts have set out: who moves works on between them does not take this one for complete */
     peri__node *leave;           /* until the output is handed out; NULL: not recorded */
@@ -508,7 +511,8 @@ static peri_status output_step(peri_work *work)
     peri_status status = o->sent ? PERI_OK : PERI_PENDING;
     if (status == PERI_OK) status = rows_test(o->rows, PERI__PARTS);
     if (status == PERI_OK && o->ids) status = peri__arrival_test(o->ids->arrival);
-    return status < 0 ? peri__group_fail(o->batch->ebc->group, status) : status;
+    if (status < 0) return peri__group_fail(o->batch->ebc->group, status);
+    return status == PERI_OK && o->verdict ? peri__verdict_test(o->verdict) : status;
 }
 
 static void output_fini(peri_work *work)
@@ -521,6 +525,7 @@ static void output_fini(peri_work *work)
     peri_tensor_release(o->results);
     if (o->ids) peri_work_release(&o->ids->base);
     if (o->batch) peri__landed(o->batch->ebc, &o->in_flight);
+    peri__verdict_release(o->verdict);
     peri__node_release(o->leave);
     if (o->batch) peri__trip_release(&o->batch->trip);
 }
@@ -537,8 +542,17 @@ static peri_status clear_sums(const batch *b, peri_tensor *buffer)
     return status;
 }
 
-/** Look up a part of the tables, and send the rows. @first: where own rows are written if they are placed; borrowed. */
-static peri_status look_up_part(output_dist *o, int32_t part, bool recording, peri_tensor *first)
+/** This rank cannot look up: PERI_OK if the others will hear of it. */
+static peri_status give_up(output_dist *o, peri_status status)
+{
+    if (!o->verdict) return status;
+    peri__verdict_note(o->verdict, status);
+    o->failed = true;
+    return PERI_OK;
+}
+
+/** Look up a part of the tables. @first: where own rows are written if they are placed; borrowed. */
+static peri_status rows_of_part(output_dist *o, int32_t part, bool recording, peri_tensor *first)
 {
     batch *b = o->batch;
     peri_sharded *e = b->ebc;
@@ -550,8 +564,18 @@ static peri_status look_up_part(output_dist *o, int32_t part, bool recording, pe
             PERI_TRY(peri__batch_forward("peri_tbe_batch_forward", look, e->sets[g].replica ? o->results : first));
         else PERI_TRY(peri_tbe_batch_forward(look, o->buffer));
     }
+    return PERI_OK;
+}
+
+/** The same, and send the rows. */
+static peri_status look_up_part(output_dist *o, int32_t part, bool recording, peri_tensor *first)
+{
+    batch *b = o->batch;
+    peri_sharded *e = b->ebc;
+    peri_status status = o->failed ? PERI_OK : rows_of_part(o, part, recording, first);
+    if (status < 0) PERI_TRY(give_up(o, status));
     peri__parts_begin(e->group);
-    peri_status status = rows_start(b, part, o->buffer, o->received, PERI__TO_HOMES, o->direct, o->rows);
+    status = rows_start(b, part, o->buffer, o->received, PERI__TO_HOMES, o->direct, o->rows);
     peri__parts_end(e->group);
     return status;
 }
@@ -586,6 +610,7 @@ static peri_status look_up(output_dist *o)
     peri__replicas_unplace(e, b->looks[PERI__TO_HOMES]);
     peri__own_unplace(e, b->looks[PERI__TO_HOMES]);
     PERI_TRY(status);
+    if (o->verdict) PERI_TRY(peri__verdict_post(o->verdict));
     o->sent = true;
     return recording ? record_lookup(b, &o->leave) : PERI_OK;
 }
@@ -618,7 +643,9 @@ peri_status peri_sharded_prefetch(peri_sharded *e, peri_work *dist)
     for (int32_t g = 0; g < e->n_sets; g++) {
         if (!e->sets[g].cached) continue;
         PERI_TRY(look_of(d, PERI__TO_HOMES, g));
-        PERI_TRY(peri_tbe_batch_prefetch(d->looks[PERI__TO_HOMES][g]));
+        peri_status status = peri_tbe_batch_prefetch(d->looks[PERI__TO_HOMES][g]);
+        if (status >= 0 || e->world_size == 1) PERI_TRY(status);
+        else peri_error_clear(); /* it is a hint: the lookup meets the same, and tells the other ranks */
     }
     return PERI_OK;
 }
@@ -633,13 +660,17 @@ peri_status peri_sharded_compute_and_output_dist(peri_sharded *e, peri_work *dis
     PERI_TRY(check_dist(f, e, dist, &d));
     PERI_TRY(peri__group_check(f, e->group));
     peri_status status = peri__managed_arrive(d);
-    if (status == PERI_OK && d->arrival) status = peri__managed_reset(d);
     if (status < 0 && e->world_size > 1) peri__group_fail(e->group, status);
     if (status != PERI_OK) return status;
     peri_work *work;
     PERI_TRY(peri__work_new(sizeof(output_dist), &output_vtab, e->group, e->device, &work));
     output_dist *o = (output_dist *)work;
-    status = batch_new(d, &o->batch);
+    if (e->stored && e->world_size > 1) status = peri__verdict_new(e->group, &o->verdict);
+    if (status >= 0) status = batch_new(d, &o->batch);
+    if (status >= 0 && d->arrival) {
+        status = peri__managed_reset(d);
+        if (status < 0) status = give_up(o, status);
+    }
     if (status >= 0) status = look_up(o);
     if (status >= 0 && d->arrival) status = peri__managed_post(d);
     if (status >= 0 && d->arrival && e->returns_rows) {

@@ -29,6 +29,7 @@ local arguments = {
                                          -- read = function(row, tensor), write = function(row, tensor) }
   group = util.any(false),               -- the ranks; false: this rank alone
   device = util.optional,                -- of what gather returns
+  stored = false,                        -- pieces of some ranks are in files, whose reading may fail
   settle = util.optional,                -- function(): called before pieces are read; an error while they are of no one moment
 }
 
@@ -44,6 +45,7 @@ function ShardedTensor:init(args)
     signature.value("ShardedTensor", name, a[name], kind)
   end
   self._size, self._dtype, self._group, self._device = a.size, a.dtype, a.group, a.device
+  self._stored = a.stored
   self._shards_metadata, self._local_shards, self._settle = a.shards_metadata, a.local_shards, a.settle or false
 end
 
@@ -171,6 +173,16 @@ local function flatten(self)
   return flat
 end
 
+--- The same; where reading may fail, what one rank meets is an error on all.
+local function flatten_all(self)
+  if not self._stored or self._group:size() == 1 then return flatten(self) end
+  local ok, flat = pcall(flatten, self)
+  for r, said in ipairs(self._group:all_gather_object(not ok and errors.describe(flat), "ShardedTensor:gather")) do
+    if said then P.fail(("ShardedTensor:gather: rank %d: %s"):format(r - 1, said)) end
+  end
+  return flat
+end
+
 --- Put a piece at its place. Where the whole has one number for each row and pieces have one for their columns of it, the mean by the
 --- number of columns (`seen`: row -> columns so far); where pieces have the same place, they must be equal.
 local function place(whole, m, piece, seen)
@@ -192,7 +204,7 @@ end
 --- columns, becomes the mean of those of its blocks, by their width. Collective over the group.
 function ShardedTensor:gather()
   if self._settle then self._settle() end
-  local all, group = flatten(self), self._group
+  local all, group = flatten_all(self), self._group
   local counts, order = {}, {}
   for r = 1, group and group:size() or 1 do counts[r], order[r] = 0, {} end
   for _, m in ipairs(self._shards_metadata) do
