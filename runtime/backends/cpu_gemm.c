@@ -82,7 +82,8 @@ static void openblas_find(void)
         return;
     }
     /* Where a linked program would find it, then where the build has found it. */
-    static const char *const files[] = {"libopenblas.so.0", PERI_OPENBLAS_FOLDER "/libopenblas.so.0", PERI_OPENBLAS_FOLDER "/libopenblas.so"};
+    static const char *const files[] = {"libopenblas.so.0", PERI_OPENBLAS_FOLDER "/libopenblas.so.0",
+                                        PERI_OPENBLAS_FOLDER "/libopenblas.so"};
     void *library = NULL;
     for (size_t i = 0; i < sizeof files / sizeof *files && !library; i++) library = load(files[i], true);
     if (!library) {

@@ -43,8 +43,8 @@ static bool put(int fd, const char *data, size_t size)
     return ok && closed;
 }
 
-/** Beside @path, then under its name, with the rights of the file that was there (@mode, or 0). No @data: only whether it can be made. Where
- *  others may make files too (/tmp), nobody has put one under the first name, which cannot be guessed. */
+/** Beside @path, then under its name, with the rights of the file that was there (@mode, or 0). No @data: only whether it can be made.
+ *  Where others may make files too (/tmp), nobody has put one under the first name, which cannot be guessed. */
 static bool replace(const char *path, const void *data, size_t size, mode_t mode)
 {
     char fresh[PATH_MAX];

@@ -4,7 +4,8 @@
  */
 #include "internal.h"
 
-/** Bytes of table @i, whose rows here (all of them, or the slots of its cache) are @rows: of the states that have rows, and of the others. */
+/** Bytes of table @i, whose rows here (all of them, or the slots of its cache) are @rows: of the states that have rows, and of the
+ *  others. */
 static peri_status table_bytes(const peri_tbe_config *c, int64_t i, int64_t rows, double *of_rows, double *others)
 {
     const peri_table_config *t = &c->tables[i];

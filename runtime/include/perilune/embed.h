@@ -152,7 +152,8 @@ PERI_API peri_status peri_tbe_new(const peri_tbe_config *config, peri_tbe **out)
 /** Bytes of weights, of what optimizers keep for them, and of caches, by where they lie. */
 typedef struct peri_tbe_bytes {
     int64_t device; /* in the memory of the tables' device */
-    int64_t host;   /* in the host's: rows that are mapped or behind a cache of a device with a memory of its own; what caches know of rows */
+    int64_t host;   /* in the host's: rows that are mapped or behind a cache of a device with a memory of its own; what caches know of
+                     * rows */
     int64_t files;  /* in files: rows behind a cache */
 } peri_tbe_bytes;
 
