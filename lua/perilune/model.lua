@@ -224,6 +224,7 @@ function DistributedModelParallel:init(args)
   for _, m in ipairs(module:modules()) do
     if m.reduction == "global_mean" and m.set_group then m:set_group(self.dense_env.pg) end
   end
+  self._accumulates, self._held, self._mid_step = false, 0, -1 -- passes whose gradients are kept; see mid_step
   self._reducer, self._watcher, self._wrapped, self._home = false, false, false, P.state.world or false
   Tensor.stray_checks[self] = changes.check
   if a.init_data_parallel then self:init_data_parallel() end
@@ -278,9 +279,21 @@ function DistributedModelParallel:named_buffers(prefix) return self.module:named
 function DistributedModelParallel:named_state(prefix) return self.module:named_state(prefix) end
 
 --- See Module:state_dict and Module:load_state_dict; tables over ranks are ShardedTensors. Loading is collective: all ranks load, or none.
-function DistributedModelParallel:state_dict(prefix) return self.module:state_dict(prefix) end
-function DistributedModelParallel:check_state_dict(map, strict) return self.module:check_state_dict(map, strict) end
-function DistributedModelParallel:load_state_dict(map, strict) return self.module:load_state_dict(map, strict, { self.dense_env.pg }) end
+--- Both are errors where tables and dense part are of different moments.
+function DistributedModelParallel:state_dict(prefix)
+  changes.check_moment(self, "state_dict")
+  return self.module:state_dict(prefix)
+end
+function DistributedModelParallel:check_state_dict(map, strict)
+  changes.check_moment(self, "load_state_dict")
+  return self.module:check_state_dict(map, strict)
+end
+function DistributedModelParallel:load_state_dict(map, strict)
+  changes.check_moment(self, "load_state_dict")
+  return self.module:load_state_dict(map, strict, { self.dense_env.pg })
+end
+--- A pipeline's step is between the tables' update by batch `batch` and that of the dense part; -1: it is not.
+function DistributedModelParallel:mid_step(batch) rawset(self, "_mid_step", batch) end
 
 --- Save the model, and the optimizers of its fused tables, as the checkpoint `path`; options: parts = { name = what else is saved with
 --- it }, and those of peri.checkpoint.save. Returns the digest. Collective.
@@ -359,6 +372,7 @@ function DistributedModelParallel:forward(...)
     P.fail("DistributedModelParallel: it is not ready to be trained: call model:init_data_parallel(), which init_data_parallel = false "
       .. "left out")
   end
+  if self._accumulates and P.state.grad then self._held = self._held + 1 end
   if not self._watcher then return self.module(...) end
   return watched(self._watcher, self.module(...))
 end
@@ -375,12 +389,14 @@ function DistributedModelParallel:accumulate(on)
     end
   end
   for _, sharded in ipairs(self.sharded) do sharded:accumulate(on) end
+  self._accumulates = on and true or false
   for _, reducer in ipairs(self:_reducers()) do
     if reducer.enable then reducer:enable(not on) end
   end
 end
 function DistributedModelParallel:apply_accumulated()
   for _, sharded in ipairs(self.sharded) do sharded:apply_accumulated() end
+  self._held = 0
   for _, reducer in ipairs(self:_reducers()) do
     reducer:enable(true)
     reducer:finish()

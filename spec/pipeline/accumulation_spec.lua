@@ -49,7 +49,11 @@ describe("large batches in parts", function()
       local batches = support.batches(rank, "cpu", 9)
       for step = 1, 4 do
         p:progress(batches)
-        if step < 4 then support.assert_same(before, model, "in between") end
+        if step < 4 then
+          assert.error_matches(function() model:state_dict() end, "gradients of " .. step .. " batche?s? wait for their update")
+          assert.error_matches(function() model:load_state_dict {} end, "load_state_dict: gradients of " .. step .. " batch")
+          support.assert_same(before, model.module, "in between")
+        end
       end
       assert.is_false(pcall(support.assert_same, before, model, "after four"))
     end)

@@ -109,6 +109,42 @@ describe("between two steps of a pipeline", function()
     for rank = 1, 3 do assert.matches("shards of module 'bags' were written to on rank 0 between two steps", seen[rank]) end
   end)
 
+  for _, name in ipairs(names) do
+    it(("a state_dict within a step of %s is of one moment, or refused"):format(name), function()
+      require("perilune.dist.sim").run(2, function(rank, world)
+        local slots, i = support.slots(schedules.load(name), function() end), 1
+        local edited, slot = slots(i)
+        while edited do
+          local model, seen = support.model(world, "cpu"), {}
+          local function look()
+            local ok, dict = pcall(model.state_dict, model)
+            seen[#seen + 1] = ok and peri.shard.gather_state_dict(dict) or tostring(dict.message)
+          end
+          edited = edited:set { trouble = { run = look } }
+          local pipeline = peri.pipeline.Pipeline { model = model, optimizer = support.optimizer(model), schedule = edited }
+          local moments, batches = { support.learned(model) }, support.batches(rank, "cpu", 3)
+          while pipeline:progress(batches) do moments[#moments + 1] = support.learned(model) end
+          assert.is_true(#seen >= 3)
+          for _, dict in ipairs(seen) do
+            local among = type(dict) == "string" and dict:match "the tables have learned from batch %d of a pipeline, and the dense part"
+            for _, moment in ipairs(type(dict) == "table" and moments or {}) do
+              local same = true
+              for key, x in pairs(dict) do -- any order: all are compared
+                local buffer, n = x:contiguous():read()
+                same = same and require("ffi").string(buffer, n) == moment[key]
+              end
+              among = among or same
+            end
+            assert.is_truthy(among, ("slot %d: %s"):format(slot, tostring(dict)))
+          end
+          i = i + 1
+          edited, slot = slots(i)
+        end
+        assert.is_true(i > 4)
+      end)
+    end)
+  end
+
   for schedule, say in peri.util.ordered { wire_first = true, sparse_dist = false } do
     it("rows that one rank writes are taken by " .. schedule, function()
       require("perilune.dist.sim").run(3, function(_, world)

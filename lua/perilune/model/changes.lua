@@ -1,6 +1,6 @@
 -- changes.lua: a DistributedModelParallel that is no longer what was wrapped: parameters, and modules with tables, that were made or put
 -- into it since. Each rank would have numbers of its own for them, and train them on its own batches. A backward pass that reaches such a
--- one is refused before it changes anything.
+-- one is refused before it changes anything. And a model in the middle of a step, whose parts are of different moments.
 local P = require "perilune.ffi"
 local parameter = require "perilune.nn.parameter"
 local agree = require("perilune.dist.collective_utils").agree
@@ -93,6 +93,20 @@ function M.check(model)
     .. "have different numbers, and nobody averages the gradient; make it before, or call model:init_data_parallel() on all ranks after "
     .. "such a change (rank 0's numbers go to all), and make the optimizer that is to train it of model:dense_parameters()"):format(
     #names > 1 and "parameters" or "parameter", some(names)))
+end
+
+--- An error where tables and dense part are of different moments, or gradients wait that belong to neither. On all ranks alike.
+function M.check_moment(model, func)
+  if model._held > 0 then
+    P.fail(("DistributedModelParallel:%s: gradients of %d batch%s wait for their update, and are no part of the state; allowed: after "
+      .. "apply_accumulated (in a pipeline: after the last step of a group of micro-batches, or after pipeline:close())"):format(func,
+      model._held, model._held > 1 and "es" or ""))
+  end
+  if model._mid_step >= 0 then
+    P.fail(("DistributedModelParallel:%s: the tables have learned from batch %d of a pipeline, and the dense part has not: they are of "
+      .. "different moments; allowed: between two steps, or in an operation after 'optimizer'; where the schedule's optimizer is a step "
+      .. "behind, after the pipeline's end"):format(func, model._mid_step))
+  end
 end
 
 return M

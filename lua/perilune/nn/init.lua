@@ -13,6 +13,7 @@ local modules = {
   losses = "perilune.nn.losses",
   models = "perilune.nn.models",
   optim = "perilune.nn.optim",
+  random = "perilune.nn.random",
   metrics = "perilune.nn.metrics",
 }
 
@@ -27,6 +28,7 @@ local names = {
   LowRankCrossNet = "interaction", VectorCrossNet = "interaction", LowRankMixtureCrossNet = "interaction",
   FactorizationMachine = "interaction", DeepFM = "interaction",
   global_mean = "ranks", BCEWithLogitsLoss = "losses", BCELoss = "losses", MSELoss = "losses", CrossEntropyLoss = "losses",
+  random_state = "random", load_random_state = "random",
   DenseArch = "models", SparseArch = "models", OverArch = "models", DLRM = "models", DLRM_DCN = "models", DLRM_Projection = "models",
   DLRMTrain = "models", SimpleDeepFMNN = "models",
 }

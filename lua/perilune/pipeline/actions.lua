@@ -169,6 +169,12 @@ function M.forward(pipeline, context)
   if not pipeline.told then pipeline:tell() end
 end
 
+--- The tables have learned from a batch, from which an optimizer has yet to train the dense part.
+local function tables_learned(pipeline, context)
+  pipeline.learned = context.index
+  if pipeline.optimizer and pipeline.model.mid_step then pipeline.model:mid_step(context.index) end
+end
+
 function M.backward(pipeline, context, operation)
   local loss, model, grad = context.loss, pipeline.model, nil
   if not Tensor.is(loss) then
@@ -185,6 +191,7 @@ function M.backward(pipeline, context, operation)
     model:defer_averages(false)
     pipeline.averaging = true
   end
+  if not pipeline.plan.first.update then tables_learned(pipeline, context) end
   if not hooks then return end
   hooks:set(false)
   hooks:check(context)
@@ -202,15 +209,18 @@ function M.send(pipeline, context, o) pipeline.stage:send(context, o) end
 function M.receive_grad(pipeline, context, o) context.upstream = pipeline.stage:receive_grad(context, o) end
 function M.send_grad(pipeline, context, o) pipeline.stage:send_grad(context, o) end
 
-function M.update(pipeline)
+function M.update(pipeline, context)
   local model = pipeline.model
   if model.apply_accumulated then model:apply_accumulated() end
+  tables_learned(pipeline, context)
 end
 
 function M.sync(pipeline) pipeline.model:sync() end
 
-function M.optimizer(pipeline)
-  if pipeline.optimizer then pipeline.optimizer:step() end
+function M.optimizer(pipeline, context)
+  if not pipeline.optimizer then return end
+  pipeline.optimizer:step()
+  if pipeline.model.mid_step and context.index >= pipeline.learned then pipeline.model:mid_step(-1) end
 end
 
 function M.zero_grad(pipeline)

@@ -114,7 +114,7 @@ function Pipeline:init(args)
   self.steps, self.measured, self.told, self.agreed, self.broken, self.next, self.before = 0, false, false, false, false, false, 0
   self.frozen = a.optimizer == false
   self.hooks, self.plan, self.stage, self.again, self.averaging = false, false, a.stage or false, false, false
-  self.attached, self.stepping = false, false
+  self.attached, self.stepping, self.learned = false, false, -1
   self.sent_together = {} -- of actions.input_dist
   local present = { first = {} }
   for _, o in ipairs(a.schedule.operations) do present.first[o.kind] = o end
@@ -279,7 +279,8 @@ local function begin(self, batches)
     if self.group then compare_ranks(self) end
     if self.stage then compare_stages(self) end
   end
-  self.agreed, self.next, self.before = true, 0, self.steps
+  self.agreed, self.next, self.before, self.learned = true, 0, self.steps, -1
+  if type(self.model) == "table" and self.model.mid_step then self.model:mid_step(-1) end
   self:attach()
   self.supply:start(batches, self.again)
   self.again = false
