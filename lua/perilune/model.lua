@@ -285,7 +285,8 @@ function DistributedModelParallel:state_dict(prefix)
   return self.module:state_dict(prefix)
 end
 function DistributedModelParallel:check_state_dict(map, strict)
-  changes.check_moment(self, "load_state_dict")
+  local ok, err = pcall(changes.check_moment, self, "load_state_dict")
+  if not ok then return tostring(type(err) == "table" and err.message or err) end
   return self.module:check_state_dict(map, strict)
 end
 function DistributedModelParallel:load_state_dict(map, strict)

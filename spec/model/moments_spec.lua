@@ -62,7 +62,13 @@ local function pipeline_of(m, name, first)
     n = n + 1
     return n <= STEPS and moments.batch(m, n) or nil
   end
-  local pipeline = peri.pipeline.Pipeline { model = m.model, optimizer = m.optimizer, schedule = peri.pipeline.schedules.load(name) }
+  local inputs = {} -- what trained processors make of ids cannot leave early
+  for i, p in ipairs(m.case.parts) do
+    if p.kind == "processed" then inputs[("parts.%d"):format(i - 1)] = false end
+  end
+  local pipeline = peri.pipeline.Pipeline { model = m.model, optimizer = m.optimizer, schedule = peri.pipeline.schedules.load(name),
+    inputs = inputs }
+  pipeline.told = true -- that those are not pipelined
   return pipeline, function(step)
     moments.before(m, step)
     local loss = pipeline:progress(batches)

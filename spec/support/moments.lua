@@ -241,7 +241,7 @@ function M.keep(m, way)
   return peri.shard[way .. "_state_dict"] {
     model = m.model:state_dict(), tables = m.model:fused_optimizer():state_dict(), dense = m.optimizer:state_dict(),
     schedule = m.schedule and m.schedule:state_dict() or {}, of_tables = m.of_tables and m.of_tables:state_dict() or {},
-    random = nn.random_state(m.model),
+    extra = nn.extra_state(m.model),
   }
 end
 
@@ -251,7 +251,7 @@ function M.load(m, kept)
   m.optimizer:load_state_dict(kept.dense)
   if m.schedule then m.schedule:load_state_dict(kept.schedule) end
   if m.of_tables then m.of_tables:load_state_dict(kept.of_tables) end
-  nn.load_random_state(m.model, kept.random)
+  nn.load_extra_state(m.model, kept.extra)
 end
 
 --- A moment as text.

@@ -52,40 +52,8 @@ function M.list(func, given)
   return models
 end
 
--- -- what modules keep beside tensors -------------------------------------------------------------------------------------------------
-
---- The modules of a model, under the paths that they have in its state_dict.
-local function modules_of(model) return (model.wraps and model.module or model):named_modules() end
-
---- path -> what the module there keeps beside tensors (get_extra_state, as PyTorch's modules have it).
-function M.extra_of(model)
-  local extra = {}
-  for _, m in ipairs(modules_of(model)) do
-    if m.module.get_extra_state then extra[m.path] = m.module:get_extra_state() end
-  end
-  return extra
-end
-
---- Paths that `extra` has and the model's modules do not take, or the other way round, in words; nil: none.
-function M.extra_refusal(model, extra)
-  local known, wrong = {}, {}
-  for _, m in ipairs(modules_of(model)) do
-    if m.module.set_extra_state then
-      known[m.path] = true
-      if extra[m.path] == nil then wrong[#wrong + 1] = ("'%s' is missing"):format(m.path) end
-    end
-  end
-  for path in util.ordered(extra) do
-    if not known[path] then wrong[#wrong + 1] = ("it has no '%s'"):format(path) end
-  end
-  return #wrong > 0 and "state of modules beside tensors: " .. table.concat(wrong, ", ") or nil
-end
-
-function M.set_extra(model, extra)
-  for _, m in ipairs(modules_of(model)) do
-    if m.module.set_extra_state and extra[m.path] ~= nil then m.module:set_extra_state(extra[m.path]) end
-  end
-end
+--- What modules keep beside tensors: see nn/extra.lua.
+M.extra_of, M.extra_refusal, M.set_extra = nn.extra.extra_state, nn.extra.extra_refusal, nn.extra.set_extra_state
 
 -- -- names ----------------------------------------------------------------------------------------------------------------------------
 

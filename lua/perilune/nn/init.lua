@@ -13,7 +13,7 @@ local modules = {
   losses = "perilune.nn.losses",
   models = "perilune.nn.models",
   optim = "perilune.nn.optim",
-  random = "perilune.nn.random",
+  extra = "perilune.nn.extra",
   metrics = "perilune.nn.metrics",
 }
 
@@ -28,7 +28,7 @@ local names = {
   LowRankCrossNet = "interaction", VectorCrossNet = "interaction", LowRankMixtureCrossNet = "interaction",
   FactorizationMachine = "interaction", DeepFM = "interaction",
   global_mean = "ranks", BCEWithLogitsLoss = "losses", BCELoss = "losses", MSELoss = "losses", CrossEntropyLoss = "losses",
-  random_state = "random", load_random_state = "random",
+  extra_state = "extra", load_extra_state = "extra",
   DenseArch = "models", SparseArch = "models", OverArch = "models", DLRM = "models", DLRM_DCN = "models", DLRM_Projection = "models",
   DLRMTrain = "models", SimpleDeepFMNN = "models",
 }

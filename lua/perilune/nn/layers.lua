@@ -158,7 +158,6 @@ end
 --- often it ran, and the element's number in the whole batch: P.state.first_sample is the number of this rank's first sample.
 local Dropout = Module:extend "Dropout"
 M.Dropout = Dropout
-Dropout.random_numbers = { "seed", "stream", "step" } -- see random.lua
 function Dropout:init(args)
   self.p = util.named("Dropout", args, { p = 0.5 }).p
   if not (self.p >= 0 and self.p < 1) then P.fail(("Dropout: p is %g, allowed: 0 <= p < 1"):format(self.p)) end
