@@ -102,12 +102,30 @@ static peri_status keep(const char *function, peri_tbe_batch *b, peri_tensor *gr
     return peri__batch_leave(b, true, status);
 }
 
+/** Say once if one backward pass updates @tbe several times: who knows autograd expects one step with the sum of the gradients. Of SGD
+ *  without decay that is the same. */
+static void note_pass(peri_tbe *tbe)
+{
+    const peri_tbe_optimizer *o = &tbe->optimizer;
+    uint64_t pass = peri__backward_running();
+    bool again = pass != 0 && pass == tbe->last_pass;
+    tbe->last_pass = pass;
+    if (!again || tbe->told_twice || tbe->n_tables == 0 || o->kind == PERI_TBE_NONE || (o->kind == PERI_TBE_SGD && o->weight_decay == 0))
+        return;
+    tbe->told_twice = true;
+    peri__log(PERI_LOG_WARN, "table '%.120s'%s: one backward pass updates it for each of several lookups, so its optimizer (%s) takes "
+              "several steps, as FBGEMM's does; one lookup of all features of a step takes one step", tbe->tables[0].name,
+              tbe->n_tables > 1 ? " and those beside it" : "", peri_tbe_optimizer_name(o->kind));
+}
+
 static peri_status backward(const char *function, peri_tbe_batch *b, peri_tensor *grad, peri_tensor *grad_weights)
 {
     peri_tbe *tbe = b->tbe;
     PERI_TRY(peri__tbe_gradient_check(function, tbe, &b->in, grad, grad_weights));
     if (tbe->accumulate) return keep(function, b, grad, grad_weights);
-    return tbe->store->backward(function, b, grad, grad_weights);
+    peri_status status = tbe->store->backward(function, b, grad, grad_weights);
+    if (status >= 0) note_pass(tbe);
+    return status;
 }
 
 peri_status peri_tbe_batch_backward(peri_tbe_batch *b, peri_tensor *grad, peri_tensor *grad_weights)

@@ -168,6 +168,8 @@ struct peri_tbe {
     struct peri__kept *kept; /* backward passes that wait for peri_tbe_accumulated_apply (accumulate.c) */
     int64_t n_kept, room_kept;
     bool accumulate;
+    uint64_t last_pass; /* the backward pass of the tape that updated it last */
+    bool told_twice;    /* that one pass has updated it several times */
     bool of_inverse; /* its ids are inverse indices and its tables features: messages call them so */
     int32_t halvings; /* of summed gradients, before the optimizer sees them; 0 unless somebody sets it */
     atomic_int_least64_t lookups;

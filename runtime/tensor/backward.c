@@ -16,6 +16,9 @@
 #include <stdlib.h>
 
 static atomic_uint_least64_t passes;
+static _Thread_local uint64_t running; /* the number of the pass whose node this thread is in, 0: none */
+
+uint64_t peri__backward_running(void) { return running; }
 
 /** What one input of a node gives to the sum of a gradient. */
 typedef struct share {
@@ -42,6 +45,7 @@ struct peri_backward {
     peri_tensor **grad_in; /* of nodes[at] */
     int32_t grad_in_size;  /* the most inputs of a node */
     int64_t n_shares, n_totals;
+    uint64_t id;
     int64_t checked; /* nodes whose saved tensors were looked at */
     peri__ending **endings; /* retained; NULL: over */
     int64_t n_endings;
@@ -344,7 +348,10 @@ peri_status peri_backward_step(peri_backward *pass)
         }
         if (any) {
             bool before = peri_grad_enable(false);
+            uint64_t outer = running;
+            running = pass->id;
             peri_status status = node->vtab->backward(node, node->grad_out, pass->grad_in);
+            running = outer;
             peri_grad_enable(before);
             if (status != PERI_OK) return status;
         }
@@ -416,7 +423,8 @@ peri_status peri_backward_new(peri_tensor *const *roots, peri_tensor *const *gra
     peri__object_count(1);
     peri_status status;
     int64_t leaves = 0;
-    PERI_TRY_GOTO(collect(pass, roots, n, atomic_fetch_add(&passes, 1) + 1, &leaves), out);
+    pass->id = atomic_fetch_add(&passes, 1) + 1;
+    PERI_TRY_GOTO(collect(pass, roots, n, pass->id, &leaves), out);
     if (pass->n > 0) PERI_TRY_GOTO(link_shares(pass, leaves), out);
     PERI_TRY_GOTO(sort_nodes(pass), out);
     for (int32_t r = 0; r < n; r++) PERI_TRY_GOTO(seed(pass, roots[r], grads ? grads[r] : NULL), out);

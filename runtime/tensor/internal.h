@@ -232,6 +232,8 @@ struct peri__node {
     bool spent;    /* a pass has used it up */
 };
 
+/** The number of the backward pass whose node calls this, on this thread; 0: none does. */
+uint64_t peri__backward_running(void);
 /** What peri_grad_enable has set for this thread. */
 bool peri__grad_enabled(void);
 /** True when an operation on these inputs must be recorded: gradients are on and one of them requires grad. */
