@@ -1,75 +1,49 @@
--- best.lua: a copy of all of a model's weights, each rank its own: those at the lowest validation loss. Rows of tables that live in files
--- are kept in a file, since they may not fit into memory.
-local ffi = require "ffi"
+-- best.lua: the weights at the lowest validation loss, kept as a checkpoint: FOLDER/best-STEP. A run that is resumed needs the one that its
+-- checkpoint knew, so that one stays until the next checkpoint is saved, also when a better one has come.
 local peri = require "perilune"
 
 local Best = peri.util.class "Best"
-local ROWS = 65536 -- of a table that are copied at once
 
---- model: a DistributedModelParallel; path: of the file, which is made where some table needs it.
-function Best:init(model, path)
-  self._pairs, self._shards, self._path = {}, {}, path
-  self.file = false
-  for _, p in ipairs(model.module:parameters()) do self:_pair(p:detach()) end
-  for _, sharded in ipairs(model.sharded) do
-    for _, s in ipairs(sharded:local_shards()) do
-      if s.cached then self._shards[#self._shards + 1] = s else self:_pair(s.state "weight") end
-    end
-  end
+--- model: a DistributedModelParallel; folder: where the weights are kept.
+function Best:init(model, folder)
+  self.folder, self.step, self.saved = folder, false, false
+  self.parts = { model = { -- the weights alone, without the states of the tables' optimizers
+    state_dict = function() return model:state_dict() end,
+    check_state_dict = function(_, dict) return model:check_state_dict(dict) end,
+    load_state_dict = function(_, dict) model:load_state_dict(dict) end,
+  } }
 end
 
-function Best:_pair(live)
-  self._pairs[#self._pairs + 1] = { live = live, kept = peri.Tensor.empty(live:shape(), live:dtype(), live:device()) }
+local function path_of(self, step) return ("%s/best-%d"):format(self.folder, step) end
+
+local function remove(self, step)
+  if step and peri.rank() == 0 then peri.checkpoint.remove(path_of(self, step)) end
 end
 
-function Best:_check(ok, why)
-  if not ok then error(("cannot keep the best weights in %s: %s"):format(self._path, why), 0) end
-  return ok
+--- Remember the weights as they are now, after `step` steps. Collective.
+function Best:keep(step)
+  peri.checkpoint.save(path_of(self, step), self.parts, { replace = true })
+  if self.step ~= self.saved and self.step ~= step then remove(self, self.step) end
+  self.step = step
 end
 
---- Blocks of rows of the tables in files: shard, first row, and a tensor to hold them.
-local function blocks(self, f)
-  for _, s in ipairs(self._shards) do
-    local shape = s.shape "weight"
-    for row = 0, s.rows - 1, ROWS do
-      peri.scope(function()
-        f(s, row, peri.Tensor.empty({ math.min(ROWS, s.rows - row), shape[2] }, "f32", "cpu"))
-      end)
-    end
-  end
+--- A checkpoint of the run was saved, which knows the weights that are remembered now.
+function Best:was_saved()
+  if self.saved ~= self.step then remove(self, self.saved) end
+  self.saved = self.step
 end
 
---- Remember the weights as they are now.
-function Best:keep()
-  for _, pair in ipairs(self._pairs) do pair.kept:copy(pair.live) end
-  if #self._shards == 0 then return end
-  self.file = self.file or self:_check(io.open(self._path, "w+b"))
-  self:_check(self.file:seek "set")
-  blocks(self, function(s, row, rows)
-    local numbers, n = s.read("weight", row, rows):read()
-    self:_check(self.file:write(ffi.string(numbers, n * 4)))
-  end)
-  self:_check(self.file:flush())
-end
+--- The run goes on from a checkpoint that knew the best weights to be those of `step` (nil: none yet).
+function Best:resume(step) self.step, self.saved = step or false, step or false end
 
---- Give the model the remembered weights.
-function Best:restore()
-  for _, pair in ipairs(self._pairs) do pair.live:copy(pair.kept) end
-  if #self._shards == 0 then return end
-  self:_check(self.file:seek "set")
-  blocks(self, function(s, row, rows)
-    local bytes = rows:numel() * 4
-    local text = self:_check(self.file:read(bytes))
-    self:_check(#text == bytes, "it ends too early")
-    rows:write(text)
-    s.write("weight", row, rows)
-  end)
-end
+--- Give the model the remembered weights. Collective.
+function Best:restore() peri.checkpoint.load(path_of(self, self.step), self.parts) end
 
+--- The run is over.
 function Best:close()
-  if self.file then self.file:close() end
-  os.remove(self._path)
-  self._pairs, self._shards, self.file = {}, {}, false
+  remove(self, self.step)
+  if self.saved ~= self.step then remove(self, self.saved) end
+  self.step, self.saved = false, false
 end
 
 return Best

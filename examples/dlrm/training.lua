@@ -13,7 +13,7 @@ local function judge(watch, step, result)
   watch.last = { step = step, loss = result.logloss, auc = result.auc }
   if best then
     watch.lowest, watch.worse = watch.last, 0
-    if watch.best then watch.best:keep() end
+    if watch.best then watch.best:keep(step) end
   else
     watch.worse = watch.worse + 1
   end
@@ -59,6 +59,23 @@ local function pipeline_of(options, model, optimizer)
   return peri.pipeline.Pipeline { model = model, optimizer = optimizer, schedule = options.schedule }
 end
 
+--- What a resumed run has to know beside the state of model and optimizer.
+local function values_of(watch, points, losses)
+  return { lowest = watch.lowest, last = watch.last, worse = watch.worse, points = points,
+    losses = peri.util.map(losses, function(loss) return loss:item() end) }
+end
+
+--- Go on where a checkpoint is (peri.checkpoint.Saver): returns the steps that were made.
+local function resume(saver, watch, points, losses)
+  local step, values = saver:resume()
+  if not step then return 0 end
+  watch.lowest, watch.last, watch.worse = values.lowest, values.last, values.worse
+  for i, point in ipairs(values.points) do points[i] = point end
+  for i, loss in ipairs(values.losses) do losses[i] = peri.tensor(loss) end
+  if watch.best then watch.best:resume(watch.lowest and watch.lowest.step) end
+  return step
+end
+
 local WARM, MEASURED = 5, 20 -- steps
 
 --- Measure some steps (--trace): their timeline into a file, and where they wait to the terminal.
@@ -80,12 +97,16 @@ function M.run(options, data, model, optimizer, log)
   local pipeline = pipeline_of(options, model, optimizer)
   local batches = data.loader { part = data.training_part, batch_size = options.batch_size, epochs = math.huge, drop_last = true,
     num_workers = options.num_workers }
-  local progress = Progress { total = options.steps, samples_per_step = options.batch_size, style = peri.rank() > 0 and "off" or nil }
+  local saver = peri.checkpoint.Saver { parts = { model = model, optimizer = optimizer } }
   local looking = watched(options, data)
   local samples = looking and looked_at(options, data, model)
   local watch = { patience = options.patience, worse = 0 }
-  if looking and options.patience > 0 then watch.best = Best(model, ("%s/best.%d.weights"):format(options.out, peri.rank())) end
-  local points, losses, note, step, go_on = {}, {}, nil, 0, true
+  if looking and options.patience > 0 then watch.best = Best(model, saver.folder or options.out) end
+  local points, losses, note, go_on = {}, {}, nil, true
+  local step = resume(saver, watch, points, losses)
+  batches:skip(step)
+  local progress = Progress { total = options.steps, samples_per_step = options.batch_size, first = step,
+    style = peri.rank() > 0 and "off" or nil }
   while go_on and step < options.steps do
     step = step + 1
     losses[#losses + 1] = step_of(pipeline, batches)
@@ -105,8 +126,11 @@ function M.run(options, data, model, optimizer, log)
       log:write(point)
     end
     if points[1] then progress:update(step, points[#points].loss, note) end
+    local saved = go_on and saver:step(step, function() return values_of(watch, points, losses) end)
+    if saved and watch.best then watch.best:was_saved() end
   end
   progress:close()
+  saver:close()
   pipeline:close() -- batches that were loaded ahead
   batches:stop()
   local result = { steps = step, kept = step, stopped = not go_on and step < options.steps, seconds = progress:seconds() }

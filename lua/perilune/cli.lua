@@ -1,4 +1,5 @@
--- cli.lua: the command line of the launcher: run, plan, schedule, info, calibrate, version. Returns exit codes; 2: the line is wrong.
+-- cli.lua: the command line of the launcher: run, plan, schedule, checkpoint, info, calibrate, version. Returns exit codes; 2: the line is
+-- wrong.
 local argparse = require "argparse"
 local openmpi = require "perilune.launch.openmpi"
 
@@ -15,6 +16,11 @@ local run_options = {
     .. "core:overload-allowed)." },
   { "--mpi", value = "WORDS", many = true, help = "More arguments for mpirun, as one word or quoted: --mpi --oversubscribe, "
     .. "--mpi \"--mca btl tcp,self\"; may be repeated." },
+  { "--checkpoint", value = "FOLDER", help = "Where the script's Saver keeps checkpoints (docs/checkpoints.md)." },
+  { "--every", value = "TIME", help = "With --checkpoint: save so often: 10m (default), 90s, 2h, 1000steps." },
+  { "--keep", value = "N", help = "With --checkpoint: keep the newest N (default: 3)." },
+  { "--resume", value = "WHICH", help = "With --checkpoint: go on from the newest good checkpoint (auto, the default), from none "
+    .. "(no), or from that of a path." },
   { "--traceback", help = "Print where an error came from (also PERI_TRACEBACK=1)." },
 }
 
@@ -57,7 +63,7 @@ local function nodes(text)
 end
 
 --- What makes a value of the text of an option, by what stands for it in the help.
-local converters = { RANKS = whole "-n", THREADS = whole("-t", MOST_THREADS), POLICY = binding, LIST = nodes }
+local converters = { N = whole "--keep", RANKS = whole "-n", THREADS = whole("-t", MOST_THREADS), POLICY = binding, LIST = nodes }
 
 local function add_plan(parser)
   local plan = parser:command("plan", "Plan where the tables of a model live, and say why; needs no ranks and no weights.")
@@ -85,6 +91,15 @@ local function add_plan(parser)
   plan:flag("--verify", "Run steps of the plan's collections on as many ranks, with made-up ids, and print what they take beside what was "
     .. "predicted; perilune calibrate goes before.")
   plan:flag("--no-reasons", "Do not say why other ways lost.")
+end
+
+local function add_checkpoint(parser)
+  local command = parser:command("checkpoint", "Look at what was saved.")
+    :epilog("ls FOLDER: its checkpoints. show PATH: its tensors and values. verify PATH: compare all bytes with their checksums. diff A B: "
+      .. "which tensors differ, and by how much (exit code 1 if some do). export PATH TENSOR: one tensor as a file for numpy.")
+  command:argument("action", "What to do."):choices { "ls", "show", "verify", "diff", "export" }
+  command:argument("paths", "Checkpoints, or what the action wants."):args "*"
+  command:option("-o --output", "export: the file (default: the tensor's name, with .npy)."):argname "FILE"
 end
 
 local function add_calibrate(parser)
@@ -139,6 +154,7 @@ local function make_parser()
 
   parser:command("info devices", "Print what this machine offers: processor, memory, devices, transports, libraries.")
   add_calibrate(parser)
+  add_checkpoint(parser)
   parser:command("version", "Print the version.")
   return parser
 end
@@ -194,6 +210,21 @@ end
 local function refuse(why, code)
   io.stderr:write("perilune: ", why, "\n")
   return code
+end
+
+--- Tell the script's Saver, on all ranks, what the command line says. Returns what is wrong; nil: nothing.
+local function set_checkpoint(options)
+  local launcher = require "perilune.launcher"
+  for _, name in ipairs { "every", "keep", "resume" } do
+    if options[name] and not options.checkpoint then return ("run: --%s goes with --checkpoint FOLDER"):format(name) end
+  end
+  if not options.checkpoint then return nil end
+  local ok, err = pcall(require("perilune.checkpoint").Saver.interval, "run", options.every or "10m")
+  if not ok then return (require("perilune.errors").describe(err)) end
+  launcher.setenv("PERI_CHECKPOINT", options.checkpoint)
+  for name, value in require("perilune.util").ordered { EVERY = options.every, KEEP = options.keep, RESUME = options.resume } do
+    launcher.setenv("PERI_CHECKPOINT_" .. name, tostring(value))
+  end
 end
 
 --- What is wrong with options of `calibrate`; nil: nothing that is seen without its ranks.
@@ -297,7 +328,16 @@ function M.main(words)
     return require("perilune.launch").run { script = function() require("perilune.launch.schedules").trace(options) end,
       words = list, ranks = options.ranks, arguments = {} }
   end
+  if options.command == "checkpoint" then
+    local command = require "perilune.launch.checkpoints"
+    local refusal = command.refusal(options)
+    if refusal then return refuse(refusal, 2) end
+    local ok, result = pcall(command.run, options)
+    return ok and result or refuse(require("perilune.errors").describe(result), 1)
+  end
   if options.command ~= "run" then return info() end
+  local wrong = set_checkpoint(options)
+  if wrong then return refuse(wrong, 2) end
   set_threads(options)
   local mpi = {}
   for _, words_of in ipairs(options.mpi or {}) do

@@ -27,7 +27,8 @@ end
 -- -- handing over to mpirun --------------------------------------------------------------------------------------------------------
 
 --- Variables that ranks on other nodes need too.
-local exported = { "LUA_PATH", "LUA_CPATH", "PERI_BLAS", "PERI_CPU_ISA", "PERI_COMM_TIMEOUT_S", "PERI_LAUNCHER", "PERI_LIBRARY", "PERI_LOG",
+local exported = { "LUA_PATH", "LUA_CPATH", "PERI_BLAS", "PERI_CHECKPOINT", "PERI_CHECKPOINT_EVERY", "PERI_CHECKPOINT_KEEP",
+  "PERI_CHECKPOINT_RESUME", "PERI_CPU_ISA", "PERI_COMM_TIMEOUT_S", "PERI_LAUNCHER", "PERI_LIBRARY", "PERI_LOG",
   "PERI_LUA_PATH", "PERI_MPI_NEAR", "PERI_NUM_THREADS", "PERI_PLUGIN_PATH", "PERI_PROGRESS", "PERI_TRACEBACK", "PERI_TUNE" }
 
 local FILES_PER_RANK = 8     -- pipes and a socket that mpirun holds for a rank of its machine
@@ -223,6 +224,13 @@ local function report(err, world)
   return message
 end
 
+--- Somebody who asked for checkpoints, of a script that knows nothing of them, is told.
+local function tell_unsaved(world)
+  local folder, saver = os.getenv "PERI_CHECKPOINT", package.loaded["perilune.checkpoint.saver"]
+  if not folder or world and world.rank > 0 or saver and saver.made then return end
+  say(("perilune: nothing was saved in '%s': the script made no peri.checkpoint.Saver (docs/checkpoints.md)"):format(folder))
+end
+
 --- Run a script (its path, or a function) in this process with `arg` as plain luajit sets it. Returns the exit code; os.exit in the script
 --- ends the process after leaving the world.
 function M.run_here(script, arguments, traceback, launched)
@@ -257,7 +265,10 @@ function M.run_here(script, arguments, traceback, launched)
   local ok, err = xpcall(errors.run, errors.locate, chunk, unpack(arguments))
   if ok then ok, err = xpcall(end_world, errors.locate, 0) end
   os.exit = exit -- luacheck: ignore 122
-  if ok then return 0 end
+  if ok then
+    tell_unsaved(world)
+    return 0
+  end
   io.stdout:flush()
   local message = report(err, world)
   pcall(leave_world, 1, message)

@@ -9,18 +9,18 @@ local C = P.C
 
 local Progress = util.class "Progress"
 
---- total: steps; samples_per_step: of all ranks; style: live, lines, off (default: PERI_PROGRESS, else what stdout is); stream; interval:
---- seconds between lines (default 0.2 live, 5 otherwise); label: what every line begins with; delay: seconds until the first line, so that
---- what is done sooner shows none.
+--- total: steps; first: those that an earlier run has made (default 0); samples_per_step: of all ranks; style: live, lines, off (default:
+--- PERI_PROGRESS, else what stdout is); stream; interval: seconds between lines (default 0.2 live, 5 otherwise); label: what every line
+--- begins with; delay: seconds until the first line, so that what is done sooner shows none.
 function Progress:init(args)
   local a = util.named("Progress", args, {
     total = util.required, samples_per_step = util.required.number, style = util.optional, stream = io.stdout, interval = util.optional,
-    label = "", delay = 0,
+    label = "", delay = 0, first = 0,
   })
   self.total, self.samples_per_step, self.stream = a.total, a.samples_per_step, a.stream
   self.style = util.one_of("Progress", "style", a.style or getenv "PERI_PROGRESS" or
     (os.execute "test -t 1" == 0 and "live" or "lines"), { "live", "lines", "off" })
-  self.label, self.delay = a.label, a.delay
+  self.label, self.delay, self.first = a.label, a.delay, a.first
   self.interval = a.interval or (self.style == "live" and 0.2 or 5)
   self.started = self.now()
   self.shown, self.paused = self.started - self.interval, 0
@@ -31,7 +31,7 @@ function Progress.now() return tonumber(C.peri_time_ns()) * 1e-9 end
 --- Seconds since the start, without pauses.
 function Progress:seconds() return self.now() - self.started - self.paused end
 --- Samples per second so far, without pauses, after `step` steps.
-function Progress:rate(step) return step * self.samples_per_step / math.max(self:seconds(), 1e-9) end
+function Progress:rate(step) return (step - self.first) * self.samples_per_step / math.max(self:seconds(), 1e-9) end
 
 --- Run f(...) without counting its time. Returns what f returns.
 function Progress:pause(f, ...)
@@ -59,7 +59,7 @@ end
 
 --- The line for a step, as text; `note` (optional) follows the loss.
 function Progress:line(step, loss, note)
-  local left = self:seconds() / math.max(step, 1) * (self.total - step)
+  local left = self:seconds() / math.max(step - self.first, 1) * (self.total - step)
   return ("%sstep %d/%d  %3.0f %%  loss %.4f  %s%s samples/s  %s left"):format(self.label, step, self.total,
     100 * step / math.max(self.total, 1), loss, note and note .. "  " or "", self.grouped(self:rate(step)), duration(left))
 end
@@ -68,7 +68,7 @@ end
 function Progress:bar(step, text)
   local width, share = 24, math.min(step / math.max(self.total, 1), 1)
   local full = math.floor(width * share)
-  local left = self:seconds() / math.max(step, 1) * (self.total - step)
+  local left = self:seconds() / math.max(step - self.first, 1) * (self.total - step)
   return ("[%s%s] %3.0f %% %s, %s left"):format(("#"):rep(full), ("."):rep(width - full), 100 * share, text, duration(left))
 end
 

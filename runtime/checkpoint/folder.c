@@ -11,6 +11,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/file.h>
 #include <sys/random.h>
 #include <sys/stat.h>
@@ -163,3 +164,88 @@ peri_status peri_checkpoint_folder_await(const char *path)
     }
     return PERI_OK;
 }
+
+/* -- one job at a time ----------------------------------------------------------------------------------------------------------------- */
+
+struct peri_checkpoint_lock {
+    int fd;
+};
+
+peri_status peri_checkpoint_lock_new(const char *folder, peri_checkpoint_lock **out)
+{
+    char path[PATH_MAX], who[200] = "";
+    PERI_NEED(folder);
+    PERI_NEED(out);
+    PERI_TRY(peri__path_join(folder, ".lock", path));
+    make_folders(folder);
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+    int why = errno;
+    if (fd < 0) return peri__fail(PERI_EIO, "checkpoint: folder '%.300s' cannot be saved into: '.lock': %s", folder, strerror(why));
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0 && (errno == EWOULDBLOCK || errno == EINTR)) {
+        ssize_t n = pread(fd, who, sizeof who - 1, 0);
+        who[n > 0 ? n : 0] = 0;
+        close(fd);
+        return peri__fail(PERI_EPEER, "checkpoint: another job saves into folder '%.300s' (%s); stop it, or take another folder", folder,
+                          who);
+    }
+    char host[100] = "?";
+    gethostname(host, sizeof host - 1);
+    int n = snprintf(who, sizeof who, "process %lld on %s", (long long)getpid(), host);
+    if (ftruncate(fd, 0) != 0 || pwrite(fd, who, (size_t)n, 0) != n) why = errno; /* words for others only */
+    peri_checkpoint_lock *lock = peri__alloc_zero(sizeof *lock);
+    if (!lock) {
+        close(fd);
+        return PERI_ENOMEM;
+    }
+    peri__object_count(1);
+    lock->fd = fd;
+    *out = lock;
+    return PERI_OK;
+}
+
+void peri_checkpoint_lock_release(peri_checkpoint_lock *lock)
+{
+    if (!lock) return;
+    close(lock->fd);
+    peri__free(lock);
+    peri__object_count(-1);
+}
+
+/* -- names ----------------------------------------------------------------------------------------------------------------------------- */
+
+static int by_text(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+
+peri_status peri_checkpoint_names(const char *folder, char **out)
+{
+    char path[PATH_MAX];
+    char **names = NULL, *text = NULL;
+    int64_t n = 0, room = 0, bytes = 1;
+    struct stat s;
+    PERI_NEED(folder);
+    PERI_NEED(out);
+    DIR *d = opendir(folder);
+    int why = errno;
+    if (!d) return peri__fail(why == ENOENT ? PERI_ENOTFOUND : PERI_EIO, "checkpoint: folder '%.300s': %s", folder, strerror(why));
+    peri_status status = PERI_OK;
+    for (struct dirent *e; status >= 0 && (e = readdir(d));) {
+        if (*e->d_name == '.' || strchr(e->d_name, '\n')) continue;
+        if (snprintf(path, sizeof path, "%s/%s/%s", folder, e->d_name, PERI__MANIFEST) >= (int)sizeof path || stat(path, &s) != 0) continue;
+        status = peri__grow((void **)&names, &room, n + 1, sizeof *names);
+        if (status >= 0 && !(names[n] = peri__strdup(e->d_name))) status = PERI_ENOMEM;
+        if (status >= 0) bytes += (int64_t)strlen(names[n++]) + 1;
+    }
+    closedir(d);
+    if (status >= 0 && !(text = peri__alloc((size_t)bytes))) status = PERI_ENOMEM;
+    if (n) qsort(names, (size_t)n, sizeof *names, by_text);
+    char *at = text;
+    for (int64_t i = 0; i < n; i++) {
+        if (text) at += sprintf(at, "%s\n", names[i]);
+        peri__free(names[i]);
+    }
+    if (text) *at = 0;
+    peri__free(names);
+    if (status >= 0) *out = text;
+    return status;
+}
+
+void peri_checkpoint_names_release(char *names) { peri__free(names); }

@@ -60,6 +60,8 @@ typedef struct peri__manifest {
 void peri__manifest_fini(peri__manifest *m);
 /** The manifest of an open checkpoint. Borrowed. */
 const peri__manifest *peri__checkpoint_manifest(const peri_checkpoint *c);
+/** Whether nobody else has it open; from now on nobody will. */
+bool peri__checkpoint_alone(const peri_checkpoint *c);
 
 static inline const char *peri__manifest_text(const peri__manifest *m, int64_t at) { return m->text + at; }
 static inline const char *peri__entry_name(const peri__manifest *m, const peri__entry *e) { return m->text + e->name; }

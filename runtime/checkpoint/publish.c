@@ -74,6 +74,10 @@ peri_status peri_checkpoint_remove(const char *path)
     PERI_TRY(peri__path_join(path, PERI__MANIFEST, file));
     PERI_TRY(peri_checkpoint_open(path, &c));
     const peri__manifest *m = peri__checkpoint_manifest(c);
+    if (!peri__checkpoint_alone(c)) {
+        peri_checkpoint_release(c);
+        return peri__fail(PERI_EPEER, "checkpoint: '%.300s' is open elsewhere, so it is not removed", path);
+    }
     peri_status status = unlink(file) == 0 ? PERI_OK : PERI_EIO; /* first: what is half removed is no checkpoint */
     for (int64_t f = 0; status >= 0 && f < m->n_files; f++) {
         status = peri__path_join(path, peri__manifest_text(m, m->files[f].name), file);

@@ -13,6 +13,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
@@ -20,6 +21,7 @@
 struct peri_checkpoint {
     peri__manifest m;
     char *folder;
+    int lock;     /* the folder, which nobody removes meanwhile; -1: none */
     int fd;       /* of the file that was read last; -1: none */
     int32_t file; /* its number */
     char *buffer; /* of PERI__IO_BLOCK bytes, or of one row */
@@ -34,6 +36,7 @@ void peri_checkpoint_release(peri_checkpoint *c)
 {
     if (!c) return;
     if (c->fd >= 0) close(c->fd);
+    if (c->lock >= 0) close(c->lock);
     peri__manifest_fini(&c->m);
     peri__free(c->folder);
     peri__free(c->buffer);
@@ -46,6 +49,8 @@ static peri_status open_folder(peri_checkpoint *c, const char *path, const char 
     char manifest[PATH_MAX], *text;
     int64_t bytes;
     if (!(c->folder = peri__strdup(path))) return PERI_ENOMEM;
+    c->lock = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (c->lock >= 0) flock(c->lock, LOCK_SH | LOCK_NB); /* file systems without: then it may be removed, which reading tells */
     PERI_TRY(peri__path_join(path, PERI__MANIFEST, manifest));
     peri_status status = peri__file_load(manifest, PERI__CHECKPOINT_MOST, &text, &bytes);
     if (status == PERI_ENOTFOUND)
@@ -97,11 +102,16 @@ peri_status peri_checkpoint_open(const char *path, peri_checkpoint **out)
     peri_checkpoint *c = peri__alloc_zero(sizeof *c);
     if (!c) return PERI_ENOMEM;
     peri__object_count(1);
-    c->fd = c->file = -1;
+    c->fd = c->file = c->lock = -1;
     peri_status status = S_ISDIR(s.st_mode) ? open_folder(c, path, what) : open_file(c, path, s.st_size, what);
     if (status < 0) peri_checkpoint_release(c);
     else *out = c;
     return status;
+}
+
+bool peri__checkpoint_alone(const peri_checkpoint *c)
+{
+    return c->lock < 0 || flock(c->lock, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
 }
 
 /* -- what is in it --------------------------------------------------------------------------------------------------------------------- */

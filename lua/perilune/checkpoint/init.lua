@@ -2,6 +2,7 @@
 --
 --   peri.checkpoint.save("model-1000", { model = model, optimizer = optimizer, schedule = schedule }, { values = { step = 1000 } })
 --   local values = peri.checkpoint.load("model-1000", { model = model, optimizer = optimizer, schedule = schedule })
+local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Checkpoint = require "perilune.checkpoint.reader"
 local signature = require "perilune.signature"
@@ -21,7 +22,10 @@ function M.save(path, parts, options) return require("perilune.checkpoint.save")
 --- checkpoint/load.lua. Returns `values` as saved. Collective.
 function M.load(path, parts, options) return require("perilune.checkpoint.load").load(path, parts, options) end
 
-signature.check("checkpoint.", M, { open = "path: string", save = "path: string, parts: table, options: table?",
+--- Remove the checkpoint `path`: its files, and nothing that is not of it. Local: one rank does it.
+function M.remove(path) P.check(P.C.peri_checkpoint_remove(path)) end
+
+signature.check("checkpoint.", M, { remove = "path: string", open = "path: string", save = "path: string, parts: table, options: table?",
   load = "path: string, parts: table, options: table?" })
 
-return util.face("peri.checkpoint", M)
+return util.face("peri.checkpoint", M, { Saver = "perilune.checkpoint.saver" })

@@ -10,19 +10,23 @@ local Checkpoint = require "perilune.checkpoint.reader"
 local M = {}
 local SMALL = 2 -- elements of tensors that are counters: whoever loads one wants its value
 
-local function message_of(err) return tostring(type(err) == "table" and err.message or err) end
+local of_files = { EFORMAT = true, ENOTFOUND = true, EIO = true }
+
+--- Note in `met` whether an error is the checkpoint's fault.
+local function note(met, err) met.damaged = met.damaged or type(err) == "table" and of_files[err.name] or false end
 
 --- Run f; then all ranks raise what one of them met.
-local function together(group, func, f)
+local function together(group, func, met, f)
   local ok, result = xpcall(f, P.locate)
+  if not ok then note(met, result) end
   all_or_none(group and { group } or {}, func, not ok and result or nil)
   return result
 end
 
 --- All ranks have the same checkpoint open.
-local function open_together(group, func, path)
+local function open_together(group, func, met, path)
   local c
-  together(group, func, function() c = Checkpoint(path) end)
+  together(group, func, met, function() c = Checkpoint(path) end)
   local digests = group and group:all_gather_object(c:digest(), func) or {}
   for r, digest in ipairs(digests) do
     if digest ~= digests[1] then
@@ -132,19 +136,10 @@ local arguments = {
   group = util.optional,   -- the ranks that load together; default: the world, if one was joined
 }
 
---- See checkpoint.load.
-function M.load(path, given, options)
-  local func = "checkpoint.load"
-  signature.value(func, "path", path, "string")
-  local a = util.named(func, options or {}, arguments)
-  for _, name in ipairs { "only", "except" } do
-    if a[name] ~= nil then signature.value(func, name, a[name], "strings") end
-  end
-  local group = a.group or P.state.world or nil
-  group = group and group:size() > 1 and group or nil
-  local c = open_together(group, func, path)
+--- Load from an open checkpoint.
+local function load_from(c, func, given, a, group, met)
   local parts, dicts, partial, saved
-  together(group, func, function()
+  together(group, func, met, function()
     local list
     parts, saved = parts_of.list(func, given), c:values()
     list, partial = choose(func, c, a)
@@ -156,11 +151,41 @@ function M.load(path, given, options)
     local d = dicts[part.name]
     local ok, err = true, nil
     if d then ok, err = xpcall(take, P.locate, part, d, partial) end
-    all_or_none(group and { group } or {}, func, not ok and ("part '%s' is loaded in part only: %s; load a good checkpoint before going on")
-      :format(part.name, message_of(err)) or nil)
+    if not ok then note(met, err) end
+    if not ok and type(err) == "table" and err.message then
+      err.message = ("part '%s' is loaded in part only: %s; load a good checkpoint before going on"):format(part.name, err.message)
+    end
+    all_or_none(group and { group } or {}, func, not ok and err or nil)
   end
-  local result = saved.values
-  c:close()
+  return saved.values
+end
+
+--- As checkpoint.load, but returns whether it succeeded, what was saved as `values` or the error, and, on all ranks alike, whether an error
+--- is the checkpoint's fault: another one might do. Collective.
+function M.attempt(path, given, options)
+  local func, met = "checkpoint.load", {}
+  signature.value(func, "path", path, "string")
+  local a = util.named(func, options or {}, arguments)
+  for _, name in ipairs { "only", "except" } do
+    if a[name] ~= nil then signature.value(func, name, a[name], "strings") end
+  end
+  local group = a.group or P.state.world or nil
+  group = group and group:size() > 1 and group or nil
+  local opened, c = xpcall(open_together, P.locate, group, func, met, path)
+  local ok, result = opened, c
+  if opened then
+    ok, result = xpcall(load_from, P.locate, c, func, given, a, group, met)
+    c:close()
+  end
+  -- Afterwards nobody has it open any more: it may be removed.
+  for _, damaged in ipairs(group and group:all_gather_object(met.damaged or false, func) or {}) do met.damaged = met.damaged or damaged end
+  return ok, result, met.damaged
+end
+
+--- See checkpoint.load.
+function M.load(path, given, options)
+  local ok, result = M.attempt(path, given, options)
+  if not ok then error(result, 0) end
   return result
 end
 

@@ -109,17 +109,11 @@ function Checkpoint:stored(name)
   return StoredTensor { size = shape, dtype = dtype, read = function(region, tensor) self:read(name, region, tensor) end }
 end
 
---- Compare all pieces with their checksums; progress (or nil): called with the bytes of each. Raises at the first that differs.
-function Checkpoint:verify(progress)
+--- Compare all pieces with their checksums. Raises at the first that differs.
+function Checkpoint:verify()
   for i = 0, self._count - 1 do
     check(C.peri_checkpoint_tensor_at(pointer(self), i, info))
-    for k = 0, tonumber(info.pieces) - 1 do
-      check(C.peri_checkpoint_verify(pointer(self), i, k))
-      if progress then
-        check(C.peri_checkpoint_piece(pointer(self), i, k, nil, place))
-        progress(tonumber(place.bytes))
-      end
-    end
+    for k = 0, tonumber(info.pieces) - 1 do check(C.peri_checkpoint_verify(pointer(self), i, k)) end
   end
 end
 
@@ -138,7 +132,6 @@ signature.kind("checkpoint_region", "{ offset = list of numbers, size = list of 
   return type(x) == "table" and type(x.offset) == "table" and type(x.size) == "table"
 end)
 signature.check("Checkpoint:", Checkpoint, { tensor = "self: table, name: string", has = "self: table, name: string",
-  read = "self: table, name: string, region: checkpoint_region?, tensor: tensor?", stored = "self: table, name: string",
-  verify = "self: table, progress: callable?" })
+  read = "self: table, name: string, region: checkpoint_region?, tensor: tensor?", stored = "self: table, name: string", })
 
 return Checkpoint

@@ -65,6 +65,26 @@ PERI_API void peri_checkpoint_folder_release(peri_checkpoint_folder *folder);
  *  this host does not share it. */
 PERI_API peri_status peri_checkpoint_folder_await(const char *path);
 
+/** The right to save into a folder of checkpoints. */
+typedef struct peri_checkpoint_lock peri_checkpoint_lock;
+
+/** A binding's handle. */
+typedef struct peri_checkpoint_lock_ref {
+    peri_checkpoint_lock *ptr;
+} peri_checkpoint_lock_ref;
+
+/** Take it, as long as the handle lives (or the process); the folder is made if it is missing. PERI_EPEER: another job has it, which the
+ *  message names. On file systems without such locks everybody gets it. @out new. */
+PERI_API peri_status peri_checkpoint_lock_new(const char *folder, peri_checkpoint_lock **out);
+/** Give it up; NULL is fine. */
+PERI_API void peri_checkpoint_lock_release(peri_checkpoint_lock *lock);
+
+/** The names of the checkpoints in a folder, sorted, each with a line feed behind it. PERI_ENOTFOUND: there is no such folder. @out new,
+ *  freed with peri_checkpoint_names_release. */
+PERI_API peri_status peri_checkpoint_names(const char *folder, char **out);
+/** Free them; NULL is fine. */
+PERI_API void peri_checkpoint_names_release(char *names);
+
 /* -- writing ----------------------------------------------------------------------------------------------------------------------- */
 
 /** One rank's files while they are written. */
@@ -112,8 +132,9 @@ typedef struct peri_checkpoint_facts {
 PERI_API peri_status peri_checkpoint_publish(const char *folder, const char *path, const char *const *parts, int32_t n,
                                              const peri_checkpoint_facts *facts, bool replace, char digest[PERI_CHECKPOINT_DIGEST + 1]);
 
-/** Remove the checkpoint in folder @path: its manifest first, then the files that it lists, then the folder. PERI_EIO: something could
- *  not be removed; what is no file of the checkpoint is never touched, and keeps the folder. */
+/** Remove the checkpoint in folder @path: its manifest first, then the files that it lists, then the folder. PERI_EPEER: somebody has it
+ *  open (peri_checkpoint_open), nothing was removed. PERI_EIO: something could not be removed; what is no file of the checkpoint is never
+ *  touched, and keeps the folder. */
 PERI_API peri_status peri_checkpoint_remove(const char *path);
 
 /* -- reading ----------------------------------------------------------------------------------------------------------------------- */
@@ -126,7 +147,8 @@ typedef struct peri_checkpoint_ref {
     peri_checkpoint *ptr;
 } peri_checkpoint_ref;
 
-/** Open the checkpoint in folder @path, or a single safetensors file. Reads the manifest only. Errors: PERI_ENOTFOUND (no such path),
+/** Open the checkpoint in folder @path, or a single safetensors file. Reads the manifest only. As long as it is open nobody removes it
+ *  (peri_checkpoint_remove). Errors: PERI_ENOTFOUND (no such path),
  *  PERI_EFORMAT (no manifest, one that is damaged, or of a later version), each with the place. @out new. */
 PERI_API peri_status peri_checkpoint_open(const char *path, peri_checkpoint **out);
 /** Free it; NULL is fine. */

@@ -1,0 +1,193 @@
+-- saver.lua: checkpoints of a run: when to save, which to keep, and where to go on after a stop.
+--
+--   local saver = peri.checkpoint.Saver { folder = "checkpoints", parts = { model = model, optimizer = optimizer }, every = "10m" }
+--   local step = saver:resume() or 0        -- loads the newest checkpoint that is good; nil: there is none
+--   loader:skip(step)
+--   for batch in loader do
+--     ... a training step ...
+--     step = step + 1
+--     saver:step(step)                      -- saves when it is time
+--   end
+--   saver:close(step)                       -- saves the last state, if steps were made since
+--
+-- `perilune run --checkpoint FOLDER --every 10m --resume auto script.lua` gives folder, every, keep and resume, so that a script need not:
+-- peri.checkpoint.Saver { parts = ... } then takes them from there; without a folder it saves nothing.
+--
+-- Checkpoints of a folder are named save-NUMBER-step-STEP. Numbers count saves, whatever their steps: after going back to an older one, the
+-- newest is what really continued, and clocks do not matter.
+local ffi = require "ffi"
+local environment = require "perilune.environment"
+local errors = require "perilune.errors"
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local signature = require "perilune.signature"
+local all_or_none = require("perilune.nn.ranks").all_or_none
+local save = require("perilune.checkpoint.save").save
+local attempt = require("perilune.checkpoint.load").attempt
+local C, check = P.C, P.check
+
+local _, _, _, wrap_lock = P.handle("peri_checkpoint_lock", {}, nil, "the right to save into a folder")
+local lock_out, names_out = ffi.new "peri_checkpoint_lock *[1]", ffi.new "char *[1]"
+
+local Saver = util.class "Saver"
+local CHECK_SECONDS = 1 -- how often ranks ask rank 0 whether it is time, about
+
+--- "500steps", "500 steps" or 500 -> nil, 500; "90s", "10m", "2h" -> seconds, nil.
+function Saver.interval(func, text)
+  local number, unit = tostring(text):match "^%s*([%d.]+)%s*(%a*)%s*$"
+  local n = tonumber(number)
+  local seconds = ({ s = 1, m = 60, h = 3600 })[unit]
+  if n and n > 0 and seconds then return n * seconds, nil end
+  if n and n >= 1 and n == math.floor(n) and (unit == "" or unit == "steps" or unit == "step") then return nil, n end
+  P.fail(("%s: every is '%s', allowed: a number of steps (1000, 1000steps) or a time (90s, 10m, 2h)"):format(func, tostring(text)))
+end
+
+local arguments = {
+  parts = util.required.table,     -- as for checkpoint.save
+  folder = util.optional.string,   -- of the checkpoints; nil: PERI_CHECKPOINT, which the launcher sets; without either nothing is saved
+  every = util.optional,           -- steps or a time between saves; default: PERI_CHECKPOINT_EVERY, else 10 minutes
+  keep = util.optional.number,     -- the newest so many are kept; default: PERI_CHECKPOINT_KEEP, else 3
+  keep_every = util.optional.number, -- and those of every so many steps, for ever
+  resume = util.optional.string,   -- "auto": the newest that is good; "no"; or a checkpoint's path; default: PERI_CHECKPOINT_RESUME,
+                                   -- else auto
+  group = util.optional,           -- the ranks that save together; default: the world, if one was joined
+}
+
+local function of_launcher(name) return environment("PERI_CHECKPOINT" .. name) end
+
+function Saver:init(args)
+  local func = "Saver"
+  local a = util.named(func, args, arguments)
+  self.parts, self.folder = a.parts, a.folder or of_launcher "" or false
+  self.seconds, self.steps = Saver.interval(func, a.every or of_launcher "_EVERY" or "10m")
+  self.keep = util.integer(func, "keep", a.keep or tonumber(of_launcher "_KEEP" or 3), 1)
+  self.keep_every = a.keep_every and util.integer(func, "keep_every", a.keep_every, 1) or false
+  self._resume = a.resume or of_launcher "_RESUME" or "auto"
+  local group = a.group or P.state.world or nil
+  self.group = group and group:size() > 1 and group or false
+  self.rank = self.group and self.group:rank() or 0
+  self.number, self.last_step, self.from = 0, false, false -- of the last save; the path of what the run went on from
+  self._saved_at, self._next_check = C.peri_time_ns(), 1
+  Saver.made = true
+  if self.folder then self:_lock() end
+end
+
+--- Run f on rank 0; what it returns, on all ranks. What it raises is raised on all.
+local function on_first(self, func, f)
+  local ok, result = true, nil
+  if self.rank == 0 then ok, result = xpcall(f, P.locate) end
+  all_or_none(self.group and { self.group } or {}, func, not ok and result or nil)
+  return self.group and self.group:all_gather_object(result or false, func)[1] or result or false
+end
+
+--- One job at a time saves into a folder.
+function Saver:_lock()
+  on_first(self, "Saver", function()
+    check(C.peri_checkpoint_lock_new(self.folder, lock_out))
+    self._held = wrap_lock(lock_out[0])
+  end)
+end
+
+-- -- what is in the folder ------------------------------------------------------------------------------------------------------------
+
+--- Checkpoints of the folder that a Saver has made, newest first: a list of { number =, step =, path = }. Local.
+function Saver.list(folder)
+  local list = {}
+  check(C.peri_checkpoint_names(folder, names_out))
+  local names = ffi.string(names_out[0])
+  C.peri_checkpoint_names_release(names_out[0])
+  for name in names:gmatch "[^\n]+" do
+    local number, step = name:match "^save%-(%d+)%-step%-(%d+)$"
+    if number then list[#list + 1] = { number = tonumber(number), step = tonumber(step), path = folder .. "/" .. name } end
+  end
+  table.sort(list, function(x, y) return x.number > y.number end)
+  return list
+end
+
+-- -- going on -------------------------------------------------------------------------------------------------------------------------
+
+local function say(format, ...) io.stderr:write("perilune: ", format:format(...), "\n") end
+
+--- Load the checkpoint that the run goes on from: the newest that is good, or the one that was asked for. Returns its step and what was
+--- saved as `values`; nil: there is none. Collective.
+function Saver:resume()
+  if self._resume == "no" then return nil end
+  local auto = self._resume == "auto"
+  if auto and not self.folder then return nil end
+  local list = auto and on_first(self, "Saver:resume", function() return Saver.list(self.folder) end) or { { path = self._resume } }
+  for i, entry in ipairs(list) do
+    local ok, values, damaged = attempt(entry.path, self.parts, { group = self.group or nil })
+    if ok then
+      local own = values.saver or P.fail(("Saver:resume: '%s' was not saved by a Saver, so it does not say its step"):format(entry.path))
+      self.last_step, self.from = own.step, entry.path
+      self.number = auto and list[1].number or self.number
+      if self.rank == 0 then say("going on from '%s', step %d", entry.path, own.step) end
+      return own.step, values.user
+    end
+    if not (auto and damaged and i < #list) then error(values, 0) end
+    if self.rank == 0 then say("%s; trying the one before", (errors.describe(values))) end
+  end
+end
+
+-- -- saving ---------------------------------------------------------------------------------------------------------------------------
+
+--- Remove what is neither among the newest, nor of a step that is kept, nor what the run went on from. What is open elsewhere stays.
+local function sweep(self)
+  for i, entry in ipairs(Saver.list(self.folder)) do
+    local kept = i <= self.keep or self.keep_every and entry.step % self.keep_every == 0 or entry.path == self.from
+    if not kept and C.peri_checkpoint_remove(entry.path) < 0 and C.peri_error_status() ~= C.PERI_EPEER then
+      say("'%s' could not be removed: %s", entry.path, ffi.string(C.peri_error_message()))
+    end
+  end
+end
+
+--- Save now, after `step` steps, with `values` beside: plain numbers, texts and tables, or a function that returns them. Returns the path;
+--- nil without a folder. Collective.
+function Saver:save(step, values)
+  if not self.folder then return nil end
+  util.integer("Saver:save", "step", step, 0)
+  local number = on_first(self, "Saver:save", function()
+    local newest = Saver.list(self.folder)[1]
+    return math.max(self.number, newest and newest.number or 0) + 1
+  end)
+  local path = ("%s/save-%06d-step-%d"):format(self.folder, number, step)
+  if util.is_callable(values) then values = values() end
+  save(path, self.parts, { values = { saver = { number = number, step = step }, user = values }, group = self.group or nil })
+  self.number, self.last_step, self._saved_at = number, step, C.peri_time_ns()
+  on_first(self, "Saver:save", function() sweep(self) end)
+  return path
+end
+
+--- Whether it is time to save. Ranks agree: by steps without a word, by time they ask rank 0 about once a second.
+local function due(self, step)
+  if self.steps then return step % self.steps == 0 end
+  if step < self._next_check then return false end
+  local answer = on_first(self, "Saver:step", function()
+    local now = C.peri_time_ns()
+    local since = tonumber(now - self._saved_at) * 1e-9
+    local rate = self._checked and (step - self._checked_step) / math.max(tonumber(now - self._checked) * 1e-9, 1e-9) or 0
+    self._checked, self._checked_step = now, step
+    return { due = since >= self.seconds, next = step + math.max(1, math.floor(rate * math.min(CHECK_SECONDS, self.seconds))) }
+  end)
+  self._next_check = answer.next
+  return answer.due
+end
+
+--- After each step: saves if it is time. Returns the path of what was saved, or nil. Collective.
+function Saver:step(step, values)
+  if not self.folder or step == self.last_step or not due(self, step) then return nil end
+  return self:save(step, values)
+end
+
+--- The end of the run: the last state is saved if it was not. Then another job may save into the folder. Collective.
+function Saver:close(step, values)
+  local path = self.folder and step and step ~= self.last_step and self:save(step, values) or nil
+  if self._held then self._held:release() end
+  self._held = nil
+  return path
+end
+
+signature.check("Saver:", Saver, { resume = "self: object", save = "self: object, step: count, values: any",
+  step = "self: object, step: count, values: any", close = "self: object, step: count?, values: any" })
+
+return Saver

@@ -1,0 +1,190 @@
+-- checkpoints.lua: what `perilune checkpoint` prints: what is in a checkpoint, whether it is whole, what differs between two.
+local ffi = require "ffi"
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local checkpoint = require "perilune.checkpoint"
+
+local M = {}
+local BLOCK = 2 ^ 20 -- elements that are compared or written at once
+
+local function size_text(bytes)
+  for _, unit in ipairs { { "GB", 1e9 }, { "MB", 1e6 }, { "kB", 1e3 } } do
+    if bytes >= unit[2] then return ("%.1f %s"):format(bytes / unit[2], unit[1]) end
+  end
+  return ("%d bytes"):format(bytes)
+end
+
+local function print_table(rows)
+  local widths = {}
+  for _, row in ipairs(rows) do
+    for i, text in ipairs(row) do widths[i] = math.max(widths[i] or 0, #text) end
+  end
+  for _, row in ipairs(rows) do
+    print((table.concat(util.map(row, function(text, i) return text .. (" "):rep(widths[i] - #text) end), "  "):gsub("%s+$", "")))
+  end
+end
+
+local function elements(shape)
+  local n = 1
+  for _, size in ipairs(shape) do n = n * size end
+  return n
+end
+
+local function bytes_of(c)
+  local sum = 0
+  for _, name in ipairs(c:names()) do
+    for _, piece in ipairs(c:tensor(name).pieces) do sum = sum + piece.bytes end
+  end
+  return sum
+end
+
+--- The names of the checkpoints in a folder.
+local function names_in(folder)
+  local out = ffi.new "char *[1]"
+  P.check(P.C.peri_checkpoint_names(folder, out))
+  local list, text = {}, ffi.string(out[0])
+  P.C.peri_checkpoint_names_release(out[0])
+  for name in text:gmatch "[^\n]+" do list[#list + 1] = name end
+  return list
+end
+
+local actions = {}
+
+function actions.ls(paths)
+  local rows = { { "name", "step", "tensors", "bytes", "ranks", "digest" } }
+  for _, name in ipairs(names_in(paths[1])) do
+    local ok, c = pcall(checkpoint.open, paths[1] .. "/" .. name)
+    if not ok then rows[#rows + 1] = { name, "-", "-", "-", "-", "damaged: see perilune checkpoint show" }
+    else
+      local values = c:values()
+      rows[#rows + 1] = { name, tostring(type(values.values) == "table" and values.values.saver and values.values.saver.step or "-"),
+        tostring(#c:names()), size_text(bytes_of(c)), tostring(values.ranks or "-"), c:digest() }
+      c:close()
+    end
+  end
+  if #rows == 1 then print(("'%s': no checkpoints"):format(paths[1])) else print_table(rows) end
+  return 0
+end
+
+function actions.show(paths)
+  local c = checkpoint.open(paths[1])
+  print(("%s\n  digest  %s\n  parent  %s\n  size    %s"):format(paths[1], c:digest() ~= "" and c:digest() or "none: a safetensors file",
+    c:parent() or "none: it is whole by itself", size_text(bytes_of(c))))
+  local rows = { { "tensor", "dtype", "shape", "pieces" } }
+  for _, name in ipairs(c:names()) do
+    local t = c:tensor(name)
+    rows[#rows + 1] = { name, t.dtype, table.concat(t.shape, " x "), tostring(#t.pieces) }
+  end
+  print_table(rows)
+  print("values  " .. require("perilune.plan.text").encode(c:values().values or {}, {}, 0))
+  return 0
+end
+
+function actions.verify(paths)
+  local c = checkpoint.open(paths[1])
+  c:verify()
+  print(("%s: all checksums hold (%s)"):format(paths[1], size_text(bytes_of(c))))
+  return 0
+end
+
+--- Call f(offset, size) for blocks of rows of a shape; once for a tensor without dimensions.
+local function blocks(shape, f)
+  if elements(shape) == 0 then return end
+  if #shape == 0 then return f({}, {}) end
+  local step = math.max(1, math.floor(BLOCK / math.max(1, elements(shape) / shape[1])))
+  for row = 0, shape[1] - 1, step do
+    local offset, size = util.map(shape, function() return 0 end), util.copy(shape)
+    offset[1], size[1] = row, math.min(step, shape[1] - row)
+    f(offset, size)
+  end
+end
+
+--- Whether two tensors have the same bytes by what their manifests say; nil: the pieces are others.
+local function same_by_checksums(x, y)
+  if #x.pieces ~= #y.pieces then return nil end
+  local same = true
+  for i, p in ipairs(x.pieces) do
+    local q = y.pieces[i]
+    local alike = table.concat(p.offset, " ") == table.concat(q.offset, " ") and table.concat(p.size, " ") == table.concat(q.size, " ")
+      and table.concat(p.columns or {}, " ") == table.concat(q.columns or {}, " ")
+    if not (alike and p.xxh3 and q.xxh3) then return nil end
+    same = same and p.xxh3 == q.xxh3
+  end
+  return same
+end
+
+--- How many elements differ, and by how much at most.
+local function count_differences(a, b, name, x)
+  local n, most = 0, 0
+  blocks(x.shape, function(offset, size)
+    local u = a:read(name, { offset = offset, size = size }):to("f64"):to_list()
+    local v = b:read(name, { offset = offset, size = size }):to("f64"):to_list()
+    for i = 1, #u do
+      if u[i] ~= v[i] and (u[i] == u[i] or v[i] == v[i]) then
+        n, most = n + 1, math.max(most, math.abs(u[i] - v[i]))
+      end
+    end
+  end)
+  return n, most
+end
+
+function actions.diff(paths)
+  local a, b, rows = checkpoint.open(paths[1]), checkpoint.open(paths[2]), {}
+  local names = {}
+  for _, c in ipairs { a, b } do
+    for _, name in ipairs(c:names()) do names[name] = true end
+  end
+  for _, name in ipairs(util.keys(names)) do
+    local x, y = a:has(name) and a:tensor(name), b:has(name) and b:tensor(name)
+    if not (x and y) then rows[#rows + 1] = { name, ("only in %s"):format(x and paths[1] or paths[2]) }
+    elseif x.dtype ~= y.dtype or table.concat(x.shape, " ") ~= table.concat(y.shape, " ") then
+      rows[#rows + 1] = { name, ("%s %s, and %s %s"):format(x.dtype, table.concat(x.shape, " x "), y.dtype, table.concat(y.shape, " x ")) }
+    elseif not same_by_checksums(x, y) then
+      local n, most = P.scope(count_differences, a, b, name, x)
+      if n > 0 then rows[#rows + 1] = { name, ("%d of %d elements differ, by %.3g at most"):format(n, elements(x.shape), most) } end
+    end
+  end
+  if #rows == 0 then print(("all %s are equal"):format(util.number_of(#util.keys(names), "tensor"))) else print_table(rows) end
+  return #rows == 0 and 0 or 1
+end
+
+local npy_types = { f64 = "<f8", f32 = "<f4", f16 = "<f2", i64 = "<i8", i32 = "<i4", i16 = "<i2", i8 = "|i1", u8 = "|u1", bool = "|b1",
+  c64 = "<c8" }
+
+function actions.export(paths, options)
+  local c, name = checkpoint.open(paths[1]), paths[2]
+  local t = c:tensor(name)
+  local dtype = t.dtype == "bf16" and "f32" or t.dtype -- numpy has no bf16
+  local path = options.output or name:gsub("/", "_") .. ".npy"
+  local shape = table.concat(t.shape, ", ") .. (#t.shape == 1 and "," or "")
+  local header = ("{'descr': '%s', 'fortran_order': False, 'shape': (%s), }"):format(npy_types[dtype], shape)
+  header = header .. (" "):rep(63 - (10 + #header) % 64) .. "\n"
+  local file = io.open(path, "wb") or P.fail(("checkpoint: '%s' cannot be written"):format(path))
+  local function put(bytes)
+    if not file:write(bytes) then P.fail(("checkpoint: '%s' could not be written as a whole"):format(path)) end
+  end
+  put("\147NUMPY\1\0" .. string.char(#header % 256, math.floor(#header / 256)) .. header)
+  blocks(t.shape, function(offset, size)
+    local memory, n = c:read(name, { offset = offset, size = size }):to(dtype):read()
+    put(ffi.string(memory, n * tonumber(P.C.peri_dtype_size(P.C.peri_dtype_parse(dtype)))))
+  end)
+  if not file:close() then P.fail(("checkpoint: '%s' could not be written as a whole"):format(path)) end
+  print(("%s: %s [%s]%s"):format(path, dtype, table.concat(t.shape, ", "), dtype ~= t.dtype and ", from " .. t.dtype or ""))
+  return 0
+end
+
+--- What is wrong with the words behind `perilune checkpoint`; nil: nothing.
+function M.refusal(options)
+  local wanted = ({ ls = 1, show = 1, verify = 1, diff = 2, export = 2 })[options.action]
+  if #options.paths ~= wanted then
+    return ("checkpoint %s: %s, wanted %s"):format(options.action, util.number_of(#options.paths, "word"),
+      ({ ls = "a folder of checkpoints", diff = "two checkpoints", export = "a checkpoint and the name of a tensor" })[options.action]
+      or "a checkpoint")
+  end
+  if options.output and options.action ~= "export" then return ("checkpoint %s: --output is an option of export"):format(options.action) end
+end
+
+--- Do what the command line says. Returns the exit code.
+function M.run(options) return actions[options.action](options.paths, options) end
+
+return M

@@ -1,0 +1,218 @@
+-- A run that is killed or fails goes on where its newest good checkpoint is, also on another number of ranks; which checkpoints are kept;
+-- the command line.
+-- deadline: 120 s
+local peri = require "perilune"
+local sim = require "perilune.dist.sim"
+local shell = require "spec.support.shell"
+local nn = peri.nn
+
+local folder, clean = shell.temporary()
+teardown(function() clean() end)
+
+local function model()
+  nn.manual_seed(1)
+  return { model = nn.Linear { in_features = 3, out_features = 2 } }
+end
+
+local function names(of) return (shell.run("ls " .. of)) end
+
+describe("a Saver", function()
+  it("saves every so many steps, keeps the newest and what it is told to, and goes on from the newest", function()
+    local path, p = folder .. "/steps", model()
+    local saver = peri.checkpoint.Saver { folder = path, parts = p, every = 2, keep = 2, keep_every = 4 }
+    assert.is_nil(saver:resume())
+    for step = 1, 11 do
+      p.model.weight:detach():fill(step)
+      saver:step(step, function() return { at = step } end)
+    end
+    assert.equal("save-000002-step-4\nsave-000004-step-8\nsave-000005-step-10\n", names(path))
+    assert.equal(path .. "/save-000006-step-11", saver:close(11))
+    local q = model()
+    local again = peri.checkpoint.Saver { folder = path, parts = q, every = "5steps", keep = 1 }
+    assert.equal(11, again:resume())
+    assert.equal(11, q.model.weight:item(0))
+    assert.is_nil(again:close(11)) -- it is saved already
+  end)
+
+  it("goes by what really continued, whatever the steps of other futures", function()
+    local path, p = folder .. "/futures", model()
+    local saver = peri.checkpoint.Saver { folder = path, parts = p, every = 10, keep = 9 }
+    saver:save(10)
+    saver:save(20)
+    saver:close()
+    local back = peri.checkpoint.Saver { folder = path, parts = p, every = 10, keep = 9, resume = path .. "/save-000001-step-10" }
+    assert.equal(10, back:resume())
+    back:save(12)
+    back:close()
+    local again = peri.checkpoint.Saver { folder = path, parts = p }
+    assert.equal(12, again:resume())
+    again:close()
+  end)
+
+  it("takes the one before where the newest is damaged, and says so", function()
+    local path, p = folder .. "/damaged", model()
+    local saver = peri.checkpoint.Saver { folder = path, parts = p, every = 1 }
+    for step = 1, 2 do
+      p.model.weight:detach():fill(step)
+      saver:save(step)
+    end
+    saver:close()
+    shell.run(("printf x | dd of=%s/save-000002-step-2/rank-0.safetensors bs=1 seek=210 conv=notrunc"):format(path))
+    local q = model()
+    local again = peri.checkpoint.Saver { folder = path, parts = q }
+    assert.equal(1, again:resume())
+    assert.equal(1, q.model.weight:item(0))
+    again:save(3)
+    assert.truthy(names(path):find("save-000003-step-3", 1, true))
+    again:close()
+  end)
+
+  it("does so on all ranks where one of them finds the damage", function()
+    local path = folder .. "/damaged_ranks"
+    local function parts(world)
+      nn.manual_seed(1)
+      local ebc = peri.EmbeddingBagCollection { fused_params = { optimizer = "sgd" }, tables = { peri.EmbeddingBagConfig { name = "t",
+        num_embeddings = 40, embedding_dim = 8, feature_names = { "f" } } } }
+      return { model = peri.DistributedModelParallel { module = ebc, group = world, plan = { [""] = { t = peri.plan.row_wise() } } } }
+    end
+    sim.run(2, function(rank, world)
+      local p = parts(world)
+      local saver = peri.checkpoint.Saver { folder = path, parts = p, group = world }
+      saver:save(1)
+      saver:save(2)
+      saver:close()
+      if rank == 0 then
+        shell.run(("printf x | dd of=%s/save-000002-step-2/rank-1.safetensors bs=1 seek=700 conv=notrunc"):format(path))
+      end
+      world:barrier():wait()
+      local again = peri.checkpoint.Saver { folder = path, parts = parts(world), group = world }
+      assert.equal(1, again:resume())
+      again:close()
+    end)
+  end)
+
+  it("does not share its folder, nor remove what somebody reads or what is not its own", function()
+    local path, p = folder .. "/shared", model()
+    local saver = peri.checkpoint.Saver { folder = path, parts = p, every = 1, keep = 1 }
+    assert.error_matches(function() peri.checkpoint.Saver { folder = path, parts = p } end,
+      "another job saves into folder .*process %d+ on")
+    local first = saver:save(1)
+    local reader = peri.checkpoint.open(first)
+    shell.run("touch " .. path .. "/notes " .. path .. "/save-000009-step-9")
+    saver:save(2)
+    assert.equal("notes\nsave-000001-step-1\nsave-000002-step-2\nsave-000009-step-9\n", names(path))
+    assert.same(p.model.bias:to_list(), reader:read("model/bias"):to_list())
+    reader:close()
+    saver:save(3)
+    assert.equal("notes\nsave-000003-step-3\nsave-000009-step-9\n", names(path))
+    saver:close()
+  end)
+
+  it("says what it takes", function()
+    local p = model()
+    for every, words in peri.util.ordered { ["0"] = "every is '0'", ["10x"] = "allowed: a number of steps", ["1.5steps"] = "1000steps" } do
+      assert.error_matches(function() peri.checkpoint.Saver { folder = folder, parts = p, every = every } end, words)
+    end
+    assert.is_nil(peri.checkpoint.Saver { parts = p }:step(1)) -- no folder: nothing is saved
+    assert.error_matches(function() peri.checkpoint.save(folder .. "/x", { model = 5 }) end, "part 'model' is 5, wanted an object")
+    assert.error_matches(function() peri.checkpoint.save(folder .. "/x", {}) end, "parts is empty")
+  end)
+end)
+
+if shell.no_launcher() then return end
+
+local script = [[
+local peri = require "perilune"
+local nn, plan = peri.nn, peri.plan
+peri.init()
+nn.manual_seed(2)
+local Net = nn.Module:extend "Net"
+function Net:init()
+  self.ebc = peri.EmbeddingBagCollection { fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.1, exact = true }, tables = {
+    peri.EmbeddingBagConfig { name = "t", num_embeddings = 40, embedding_dim = 8, feature_names = { "f" } } } }
+  self.over = nn.Linear { in_features = 8, out_features = 1 }
+end
+function Net:forward(kjt) return self.over(self.ebc(kjt):values()):mean() end
+local model = peri.DistributedModelParallel { module = Net(), plan = { ebc = { t = plan.row_wise() } } }
+local optimizer = nn.optim.Adam { params = model:named_parameters(), lr = 0.01 }
+local saver = peri.checkpoint.Saver { parts = { model = model, optimizer = optimizer } }
+local step = saver:resume() or 0
+while step < 12 do
+  step = step + 1
+  peri.scope(function()
+    optimizer:zero_grad()
+    model(peri.KeyedJaggedTensor { keys = { "f" }, values = { step * 7 % 40, step * 3 % 40 }, lengths = { 1, 1 } }):backward()
+    optimizer:step()
+  end)
+  saver:step(step)
+  if arg[1] == "fail" and step == 8 and peri.rank() == peri.world_size() - 1 then os.exit(3) end
+  if arg[1] == "kill" and step == 8 then require("ffi").C.raise(9) end
+end
+saver:close(step)
+]]
+
+describe("perilune run --checkpoint", function()
+  local path = shell.write(folder .. "/script.lua", "require('ffi').cdef 'int raise(int)'\n" .. script)
+  local function run(words, to)
+    return shell.run(("%s run --checkpoint %s/%s --every 3steps %s"):format(shell.perilune, folder, to, words))
+  end
+  local function equal(a, b)
+    local out, status = shell.run(("%s checkpoint diff %s/%s %s/%s"):format(shell.perilune, folder, a, folder, b))
+    assert.equal("0 all 11 tensors are equal\n", status .. " " .. out)
+  end
+
+  it("goes on after a rank was killed or failed, on another number of ranks, to the same bits", function()
+    assert.equal(0, select(2, run("-n 2 " .. path, "whole")))
+    for how in ("fail kill"):gmatch "%a+" do
+      assert.is_not.equal(0, select(2, run(("-n 2 %s %s"):format(path, how), how)))
+      assert.truthy(names(folder .. "/" .. how):find("step%-6"))
+      local out, status = run(path, how) -- one rank: the batch is the same on all, so the mean of two gradients is one of them
+      assert.equal(0, status, out)
+      assert.truthy(out:find("going on from '[^']*step%-6', step 6"), out)
+      equal("whole/save-000004-step-12", how .. "/save-000004-step-12")
+    end
+  end)
+
+  it("says when the script saves nothing, and what options want", function()
+    local plain = shell.write(folder .. "/plain.lua", "print 'done'")
+    local words = "done\nperilune: nothing was saved in '%s/x': the script made no peri.checkpoint.Saver "
+      .. "(docs/checkpoints.md)\n"
+    assert.equal(words:format(folder), (run(plain, "x")))
+    local out, status = shell.run(shell.perilune .. " run --every 10m " .. plain)
+    assert.equal("2 perilune: run: --every goes with --checkpoint FOLDER\n", status .. " " .. out)
+    out, status = shell.run(("%s run --checkpoint %s --every 10y %s"):format(shell.perilune, folder, plain))
+    assert.equal(2, status)
+    assert.truthy(out:find("every is '10y', allowed", 1, true), out)
+  end)
+end)
+
+describe("perilune checkpoint", function()
+  local function cli(words) return shell.run(shell.perilune .. " checkpoint " .. words) end
+  it("lists, shows, verifies, compares, exports", function()
+    local path, p = folder .. "/cli", model()
+    local saver = peri.checkpoint.Saver { folder = path, parts = p }
+    local a = saver:save(1, { note = "x" })
+    p.model.weight:detach():slice(1, 0, 1):fill(5)
+    local b = saver:save(2)
+    saver:close()
+    local out = cli("ls " .. path)
+    assert.truthy(out:find "save%-000001%-step%-1 +1 +2 +32 bytes +1 +%x+\n")
+    out = cli("show " .. a)
+    assert.truthy(out:find "model/weight +f32 +2 x 3 +1\n", out)
+    assert.truthy(out:find 'note = "x"', out)
+    assert.truthy(cli("verify " .. a):find "all checksums hold")
+    out = cli(("diff %s %s"):format(a, b))
+    assert.truthy(out:find "^model/weight +3 of 6 elements differ, by [%d.]+ at most\n$", out)
+    out = cli(("export %s model/weight -o %s/w.npy"):format(b, folder))
+    assert.equal(("%s/w.npy: f32 [2, 3]\n"):format(folder), out)
+    local file = assert(io.open(folder .. "/w.npy", "rb"))
+    local text = file:read "*a"
+    file:close()
+    assert.equal(128 + 24, #text)
+    assert.equal("\147NUMPY\1\0v\0{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }", text:sub(1, 69))
+    shell.run(("printf x | dd of=%s/rank-0.safetensors bs=1 seek=210 conv=notrunc"):format(a))
+    local words, status = cli("verify " .. a)
+    assert.equal(1, status)
+    assert.truthy(words:find "rank%-0.safetensors' is damaged: bytes %d+ to %d+, of tensor 'model/%a+', have another checksum", words)
+  end)
+end)
