@@ -236,10 +236,10 @@ describe("arguments", function()
   end)
 
   it("are shown in messages even if they hold themselves", function()
-    local module = peri.nn.Linear { in_features = 1, out_features = 1 }
-    module.self = module
-    assert.equal("Linear(in_features=1, out_features=1, bias=true\n  (self): Linear(...)\n)", tostring(module))
-    refuses("uniform: low is Linear", peri.embed.uniform, module)
+    local module = peri.nn.Sequential { peri.nn.ReLU() }
+    module:add_module("self", module)
+    assert.equal("Sequential(\n  (0): ReLU()\n  (self): Sequential(...)\n)", tostring(module))
+    refuses("uniform: low is Sequential", peri.embed.uniform, module)
     module.self = nil
     assert.falsy(tostring(module):find "%.%.%.")
   end)

@@ -42,6 +42,9 @@ local folder = debug.getinfo(1, "S").source:match "^(.*)errors%.lua$"
 
 local function of_library(source) return source:sub(1, #folder) == folder or source:sub(1, #NAMED) == NAMED end
 
+--- Whether a chunk (its "source") is Perilune's.
+M.of_library = of_library
+
 local function place_of(info, line)
   local name = info.source:sub(1, 1) == "@" and info.source:sub(2) or info.short_src
   return line > 0 and ("%s:%d"):format(name, line) or name
@@ -250,6 +253,18 @@ local function blamed(message)
   end
 end
 
+--- Words of Lua's own that have no position: what a call on something that cannot be called, or a C function, says.
+local function lacks_position(message) return message:find "^attempt to " or message:find "^bad argument #" end
+
+--- The innermost frame that is not C's or this file's.
+local function innermost()
+  for level = 2, math.huge do
+    local info = debug.getinfo(level, "Sl")
+    if not info then return end
+    if info.what ~= "C" and info.source ~= folder .. "errors.lua" then return info end
+  end
+end
+
 --- Is this error passed on by Perilune, which caught it and tidied up?
 local function passed_on()
   local level = 3
@@ -272,6 +287,10 @@ function M.locate(err)
   local place, path = survey()
   local info, message
   if type(err) == "string" then info, message = blamed(err) end
+  if not info and type(err) == "string" and lacks_position(err) then
+    info = innermost()
+    if info and not of_library(info.source) then info = nil end
+  end
   if not info then
     last = { value = err, place = place, path = path, trace = stack() }
     return err

@@ -153,7 +153,13 @@ function M.handle(name, methods, meta, text)
     end })
   end
   refuse(meta, text)
-  local ctype = ffi.metatype(name .. "_ref", meta)
+  local ctype, pointer_type = ffi.metatype(name .. "_ref", meta), ffi.typeof(name .. " *")
+  --- An error unless x is what C made: a handle instead would have two owners, and be freed twice.
+  local function check_pointer(x)
+    if type(x) ~= "cdata" or ffi.istype(ctype, x) or not ffi.istype(pointer_type, x) then
+      M.fail(("%s is made of what C made (%s *), not of %s"):format(text, name, errors.kind(x)))
+    end
+  end
   local function unusable(x)
     local y = util.resolve(x)
     if not ffi.istype(ctype, y) then M.fail(("%s is wanted, got %s"):format(text, errors.kind(y))) end
@@ -175,6 +181,7 @@ function M.handle(name, methods, meta, text)
     finalize(h)
   end
   local function wrap_lasting(ptr)
+    check_pointer(ptr)
     local h = ctype(ptr)
     ffi.gc(h, finalize)
     made = made + 1
@@ -187,6 +194,7 @@ function M.handle(name, methods, meta, text)
   local function wrap(ptr)
     local scope = state.scope
     if not scope then return wrap_lasting(ptr) end
+    check_pointer(ptr)
     local h = ctype(ptr)
     local n = scope.n + 1
     scope.n = n

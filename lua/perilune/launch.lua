@@ -2,6 +2,7 @@
 --
 -- A rank that fails prints its message once, ends the group so that no other rank waits for it, and leaves with a non-zero code.
 local errors = require "perilune.errors"
+local util = require "perilune.util"
 local reports = require "perilune.launch.reports"
 
 local M = {}
@@ -122,12 +123,8 @@ end
 
 --- What is wrong with a file of nodes; nil: nothing that is seen without mpirun.
 local function hostfile_refused(name)
-  local file, why = io.open(name)
-  if not file then return ("--hostfile: '%s': %s"):format(name, (why:gsub("^.*: ", ""))) end
-  local text
-  text, why = file:read "*a"
-  file:close()
-  if not text then return ("--hostfile: '%s': %s"):format(name, why) end
+  local text, why = util.read_file(name)
+  if not text then return ("--hostfile: '%s': %s"):format(name, (why:gsub("^.*: ", ""))) end
   if not ("\n" .. text):find "\n%s*[^%s#]" then return ("--hostfile: '%s' names no host"):format(name) end
   local number = 0
   for line in (text .. "\n"):gmatch "([^\n]*)\n" do

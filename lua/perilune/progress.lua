@@ -7,12 +7,13 @@ local getenv = require "perilune.environment"
 local util = require "perilune.util"
 local C = P.C
 
-local Progress = util.class "Progress"
+local Progress = util.seal(util.class "Progress")
 
 --- total: steps; first: those that an earlier run has made (default 0); samples_per_step: of all ranks; style: live, lines, off (default:
 --- PERI_PROGRESS, else what stdout is); stream; interval: seconds between lines (default 0.2 live, 5 otherwise); label: what every line
 --- begins with; delay: seconds until the first line, so that what is done sooner shows none.
 function Progress:init(args)
+  self.open = false -- a line that is being rewritten
   local a = util.named("Progress", args, {
     total = util.required, samples_per_step = util.required.number, style = util.optional, stream = io.stdout, interval = util.optional,
     label = "", delay = 0, first = 0,

@@ -112,6 +112,12 @@ function M.list_of(name, text, kind)
   M.kind(name, text, function(x) return util.is_plain(x) and not wrong(x) end, function(x) return util.is_plain(x) and wrong(x) or nil end)
 end
 
+--- Add the kind of a pointer to a C object that is not NULL: for functions between the library's own parts, which scripts can reach too.
+function M.pointer(name, ctype)
+  local of = ffi.typeof(ctype .. " *")
+  M.kind(name, ("what C made (%s *)"):format(ctype), function(x) return type(x) == "cdata" and ffi.istype(of, x) and x ~= nil end)
+end
+
 --- Add the kind of a handle: a live one, or a lazy awaitable that stands for one.
 function M.handle(name, ctype)
   M.kind(name, (name:match "^[AEIOUaeiou]" and "an " or "a ") .. name, function(x) return ffi.istype(ctype, x) and x.ptr ~= nil end,
@@ -177,7 +183,7 @@ local function guard(func, f, list)
     local kind = kinds[a.kind]
     if kind then
       local wrong = kind.lua and ("type(a%d) ~= '%s'"):format(i, kind.lua) or ("not is%d(a%d)"):format(i, i)
-      local unless = not a.optional and "" or (a.kind == "boolean" and "a%d ~= nil and " or "a%d and "):format(i)
+      local unless = not a.optional and "" or (a.kind == "boolean" and "type(a%d) ~= 'nil' and " or "a%d and "):format(i)
       lines[#lines + 1] = ("if %s%s then a%d = bad(func, list[%d], a%d) end"):format(unless, wrong, i, i, i)
       tests[i] = kind.is
       if kind.is then locals[#locals + 1] = ("local is%d = is[%d]"):format(i, i) end
@@ -195,11 +201,20 @@ function M.value(func, name, x, kind)
   return bad(func, { name = name, kind = kind }, x)
 end
 
+--- The kind of objects of a class, for `self`: a method called on its class, or on something else, would complain of a field that is nil.
+local function self_of(class)
+  local name = "object of " .. class.class_name
+  kinds[name] = kinds[name] or { text = "an object of " .. class.class_name, is = class.is, why = kinds.object.why }
+  return name
+end
+
 --- Put checks in front of functions of a table: `signatures` maps their names to their arguments; messages begin with `prefix` and the
 --- name.
 function M.check(prefix, functions, signatures)
+  local class = rawget(functions, "class_name") and functions
   for name, line in util.ordered(signatures) do
     local list = parse(line)
+    if class and list[1] and list[1].kind == "object" then list[1].kind = self_of(class) end
     M.all[#M.all + 1] = { name = prefix .. name, arguments = list, table = functions, key = name }
     functions[name] = guard(prefix .. name, functions[name] or error("signature: no function " .. prefix .. name, 0), list)
   end

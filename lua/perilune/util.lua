@@ -8,10 +8,71 @@ local M = {}
 
 local FIELDS = 8 -- that an object has room for from the start: a table that grows is made again at 1, 2 and 4
 
+-- Objects of sealed classes whose `init` runs now: until it has returned, fields can be added.
+local making = setmetatable({}, { __mode = "k" })
+
+--- Fields of an object that a script may assign: those that it has, and those that its class names (some may be nil now).
+local function fields_of(object, class)
+  local names = {}
+  for key in next, object do
+    if type(key) == "string" and key:sub(1, 1) ~= "_" then names[key] = true end
+  end
+  for key in pairs(class.settable) do names[key] = true end -- any order: a set
+  return M.keys(names)
+end
+
+--- What a class has under a name, itself or from its bases; the __index of some classes raises an error where there is nothing.
+local function own_or_inherited(class, key)
+  while class do
+    local value = rawget(class, key)
+    if value ~= nil then return value end
+    class = rawget(class, "super")
+  end
+end
+
+--- An error unless an object of a sealed class takes `value` as its field `key`. A name with "_" in front is a note of Perilune's own, and
+--- a function in place of a method replaces it.
+function M.check_assign(object, key, value)
+  local class = getmetatable(object)
+  if making[object] or class.settable[key] or type(key) == "string" and key:sub(1, 1) == "_" then return end
+  local method = M.is_callable(own_or_inherited(class, key))
+  if method and M.is_callable(value) then return end
+  local advice = class.set_advice and class.set_advice(object, key)
+  fail(("%s: no field '%s' can be set%s; allowed: %s%s"):format(class.class_name, tostring(key), method and ", it is a method" or "",
+    table.concat(fields_of(object, class), ", "), advice and "; " .. advice or ""))
+end
+
+local function assign(object, key, value)
+  M.check_assign(object, key, value)
+  rawset(object, key, value)
+end
+
+--- Seal a class, and those that Perilune makes below it: an assignment to a name that `init` gave no field is an error, which tells the
+--- names that there are. The arguments are sets whose keys can be assigned too: some fields are nil at first. Scripts' own classes below it
+--- are open. Returns the class.
+function M.seal(class, ...)
+  local base = rawget(class, "super")
+  local settable = M.copy(base and base.settable or {})
+  for _, set in ipairs { ... } do
+    for name in pairs(set) do settable[name] = true end -- any order: a set
+  end
+  class.settable, class.sealed, class.__newindex = settable, true, rawget(class, "__newindex") or assign
+  class.set_advice = rawget(class, "set_advice") or base and base.set_advice or false
+  return class
+end
+
+--- Run the `init` of a new object, in which a sealed one takes fields.
+function M.construct(object, class, ...)
+  if not class.sealed then return object:init(...) end
+  making[object] = true
+  object:init(...)
+  making[object] = nil
+end
+
 --- A class: call it to make an instance, which runs `init`. `base` (optional) is inherited from. Instances know `class` and `is`.
 function M.class(name, base)
   if type(name) ~= "string" then fail(("the name of a class is %s, wanted a string"):format(kind(name))) end
-  if base ~= nil and not (type(base) == "table" and rawget(base, "class_name")) then
+  if type(base) ~= "nil" and not (type(base) == "table" and rawget(base, "class_name")) then
     fail(("class %s: its base is %s, wanted a class"):format(name, kind(base)))
   end
   local class = {}
@@ -23,6 +84,8 @@ function M.class(name, base)
   local ancestry = { [class] = true }
   for c in pairs(base and rawget(base, "ancestry") or {}) do ancestry[c] = true end -- any order: a set
   class.ancestry = ancestry
+  class.sealed = base and base.sealed and errors.of_library(debug.getinfo(2, "S").source) or false -- scripts' classes are theirs
+  if class.sealed then class.__newindex = rawget(base, "__newindex") end
   function class.is(object)
     local c = type(object) == "table" and getmetatable(object)
     local its = type(c) == "table" and rawget(c, "ancestry")
@@ -34,7 +97,7 @@ function M.class(name, base)
     __call = function(_, ...)
       local object = setmetatable(table_new(0, FIELDS), class)
       if not class.init then fail(("%s: the base of other classes, of which objects are made"):format(name)) end
-      object:init(...)
+      M.construct(object, class, ...)
       return object
     end,
   })
@@ -288,6 +351,20 @@ M.resolve = resolve
 --- Wait for all lazy awaitables in a list: before an array that others fill too is filled with what they stand for.
 function M.settle(values)
   for i = 1, #values do resolve(values[i]) end
+end
+
+local MOST = 2 ^ 28 -- bytes; /dev/zero has no end
+
+--- The text of a file; or nil, and why there is none.
+function M.read_file(path)
+  local file, why = io.open(path, "rb")
+  if not file then return nil, why end
+  local text
+  text, why = file:read(MOST)
+  if text == nil and not why then text = "" end
+  if text and #text == MOST then text, why = nil, ("it has %d MiB or more, which no text has that is read here"):format(MOST / 2 ^ 20) end
+  file:close()
+  return text, why and (why:find(path, 1, true) and why or ("'%s': %s"):format(path, why))
 end
 
 --- Exchange all fields of two tables.

@@ -144,6 +144,10 @@ peri_status peri_optim_new(const peri_optim_args *args, peri_tensor *const *para
     PERI_TRY(check_args(args));
     if (n < 0) return peri__fail(PERI_EINVAL, "peri_optim_new: %d parameters", n);
     PERI_TRY(check_params("peri_optim_new", params, n, args->kind == PERI_OPTIM_ROWWISE_ADAGRAD));
+    for (int32_t i = 1; i < n; i++)
+        for (int32_t k = 0; k < i; k++)
+            if (params[i] == params[k])
+                return peri__fail(PERI_EINVAL, "peri_optim_new: parameter %d is parameter %d again, and would be stepped twice", i, k);
     peri_optim *o = peri__alloc_zero(sizeof *o);
     if (!o) return PERI_ENOMEM;
     peri__refs_init(&o->refs);

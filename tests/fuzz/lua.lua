@@ -13,36 +13,16 @@ local HANG = 90    -- seconds of one child
 
 -- -- the parent ------------------------------------------------------------------------------------------------------------------------
 
-local function lines_of(command)
-  local pipe, last = assert(io.popen(command)), {}
-  for line in pipe:lines() do
-    last[#last + 1] = line
-    if #last > 400 then table.remove(last, 1) end
-  end
-  pipe:close()
-  return last
-end
+local api = require "spec.support.api"
 
 --- `length`: a number of children, or "30s".
 local function parent(length, seed)
-  local here = lines_of("pwd")[1]
-  local build = os.getenv "PERI_BUILD" or "build"
-  local folder = lines_of("mktemp -d")[1] -- functions that write files write them here
-  local path = ("%s/%s/lua/?.lua;%s/lua/?.lua;%s/lua/?/init.lua;%s/?.lua;;"):format(here, build, here, here, here)
-  -- Huge shapes are out of memory, here and everywhere. Two sanitizers need more addresses than a limit leaves, and have one of their own.
-  local sanitizer = os.getenv "PERI_SAN"
-  local limit = (sanitizer == "address" or sanitizer == "thread") and "" or "ulimit -v 2500000;"
-  local preload = os.getenv "PERI_FUZZ_PRELOAD" -- the sanitizer's library, for the children alone
-  if preload then limit = limit .. (" LD_PRELOAD='%s'"):format(preload) end
-  for _, name in ipairs { "ASAN", "TSAN" } do
-    limit = limit .. (" %s_OPTIONS=\"$%s_OPTIONS:max_allocation_size_mb=512\""):format(name, name)
-  end
+  local folder, command = api.children "tests/fuzz/lua.lua"
   local begin, children, seconds = os.time(), 0, tonumber(length:match "^([%d.]+)s$")
   local most = not seconds and assert(tonumber(length), "a number of children, or seconds as in 30s")
   repeat
     local own = seed + children
-    local last = lines_of(("cd %s && %s LUA_PATH='%s' luajit %s/tests/fuzz/lua.lua once %d 2>&1; echo \"ended with $?\""):format(
-      folder, limit, path, here, own))
+    local last = api.lines_of(command("once " .. own))
     if last[#last] ~= "ended with 0" then
       for i = math.max(1, #last - 60), #last do print(last[i]) end
       print(("FAILED: repeat with: luajit tests/fuzz/lua.lua once %d   (142: it hung for %d s)"):format(own, HANG))
@@ -74,17 +54,8 @@ local function draw(n) -- 1..n
 end
 draw(1)
 local function one_of(list) return list[draw(#list)] end
+local sorted, show = api.sorted, api.show
 local function chance(percent) return draw(100) <= percent end
-
---- The names and numbers among the keys of a table. Other keys have no order that is the same the next time.
-local function sorted(t)
-  local list = {}
-  for k in pairs(t) do
-    if type(k) == "string" or type(k) == "number" then list[#list + 1] = k end
-  end
-  table.sort(list, function(a, b) return tostring(a) < tostring(b) end)
-  return list
-end
 
 -- -- what functions take, learnt by listening -------------------------------------------------------------------------------------------
 
@@ -287,54 +258,15 @@ end
 
 -- -- functions -------------------------------------------------------------------------------------------------------------------------
 
---- Not called: what takes C pointers, which no check can tell from each other; what ends the process or waits for a person.
-local inside = { wrap = true, ptr = true, out = true, wrap_work = true, wait_work = true, cache_statistics_of = true, handle = true,
-  check = true, fail = true, class = true, C = true, lib = true, pause = true, raise = true }
-local takes_pointers = { ["dist.Group"] = true, ["dist.WorkAwaitable"] = true, ["jagged.Keys.share"] = true, ["jagged.Keys.list"] = true,
-  ["embed.tbe.geometry_of"] = true,
-  ["KeyedTensor.of"] = true, ["jagged.KeyedTensor.of"] = true,
-  -- These read all package lists of the machine, which takes seconds, and machines differ.
-  ["data.debian.read"] = true, ["data.debian.loader"] = true, ["data.debian"] = true }
+--- Not called: what ends the process or waits for a person; and what reads all package lists of the machine, which takes seconds (and
+--- machines differ).
+local inside = { check = true, fail = true, class = true, C = true, lib = true, pause = true, raise = true, handle = true }
+local takes_long = { ["data.debian.read"] = true, ["data.debian.loader"] = true, ["data.debian"] = true }
 local machinery = { util = true, ffi = true, signature = true }
 
-local functions, classes, found = {}, {}, {}
-
---- Touch what a lazy table has not loaded yet: the keys of the tables that its __index knows.
-local function load_lazy(t)
-  local meta = getmetatable(t)
-  local index = type(meta) == "table" and rawget(meta, "__index")
-  if type(index) ~= "function" then return end
-  for i = 1, 10 do
-    local name, value = debug.getupvalue(index, i)
-    if not name then return end
-    if type(value) == "table" and value ~= util then -- a name that is not there costs a search for one that may be meant
-      for _, key in ipairs(sorted(value)) do
-        if type(key) == "string" then pcall(function() return t[key] end) end
-      end
-    end
-  end
-end
-
-local function walk(t, path, depth)
-  if found[t] or depth > 4 then return end
-  found[t] = true
-  load_lazy(t)
-  for _, key in ipairs(sorted(t)) do
-    local value, name = rawget(t, key), path == "" and tostring(key) or path .. "." .. tostring(key)
-    if type(key) == "string" and not key:find "^_" and not inside[key] and not takes_pointers[name]
-      and not (path == "" and machinery[key]) then
-      if type(value) == "function" and not found[value] then
-        found[value] = true
-        functions[#functions + 1] = { name = name, f = value, class = rawget(t, "class_name") and t }
-      elseif type(value) == "table" and key ~= "super" and key ~= "class" and key ~= "methods" and key ~= "meta" then
-        local meta = getmetatable(value)
-        if type(meta) == "table" and rawget(meta, "__call") and not found[value] then classes[#classes + 1] = { name = name, f = value } end
-        walk(value, name, depth + 1)
-      end
-    end
-  end
-end
-walk(peri, "", 1)
+local functions, classes, found = api.walk(peri, function(key, name)
+  return inside[key] or takes_long[name] or machinery[name]
+end)
 for _, s in ipairs(signature.all) do
   local f = s.table[s.key]
   signed[f] = s
@@ -346,19 +278,6 @@ for _, s in ipairs(signature.all) do
 end
 
 -- -- calls -----------------------------------------------------------------------------------------------------------------------------
-
-local function show(x, depth)
-  if type(x) == "string" then return ("%q"):format(#x > 30 and x:sub(1, 30) .. "..." or x) end
-  if type(x) == "cdata" and ffi.istype("peri_tensor_ref", x) then return (tostring(x):gsub("tensor ", "")) end
-  if type(x) ~= "table" or depth > 3 then return (tostring(x):gsub("\n.*", "")) end
-  local meta = getmetatable(x)
-  if meta then return type(meta) == "table" and tostring(rawget(meta, "class_name")) or "object" end
-  local parts = {}
-  for _, key in ipairs(sorted(x)) do
-    parts[#parts + 1] = (type(key) == "number" and "" or tostring(key) .. " = ") .. show(x[key], depth + 1)
-  end
-  return "{" .. table.concat(parts, ", ") .. "}"
-end
 
 --- Words of an error that no user should see. Only functions that say what they take (signature.lua) must never let them out.
 local raw = { "struct peri_", "attempt to ", "cannot convert", "bad argument #", "bad callback", "stack overflow", "invalid C type",
@@ -379,12 +298,7 @@ local function judge(text, err, strict)
 end
 
 local function call(name, f, args, n)
-  local parts = {}
-  for i = 1, n do
-    local ok, text = pcall(show, args[i], 0)
-    parts[i] = ok and text or "?"
-  end
-  local text = ("%s(%s)"):format(name, table.concat(parts, ", "))
+  local text = api.call_text(name, args, n)
   print(text)
   heard = nil
   local results = { pcall(f, unpack(args, 1, n)) }

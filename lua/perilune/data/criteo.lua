@@ -11,7 +11,7 @@ local wrap = P.handle("peri_criteo", {}, nil, "a Criteo reader")
 local out, words = ffi.new "peri_criteo *[1]", ffi.new "void *[1]"
 local rows_out = ffi.new "int64_t[1]"
 
-local Source = util.class "CriteoSource"
+local Source = util.seal(util.class "CriteoSource")
 
 function Source:init(dense_features, sparse_features, rows)
   self.dense, self.keys = Loader.numbered("i", dense_features), Loader.numbered("c", sparse_features)

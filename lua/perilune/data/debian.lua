@@ -19,7 +19,7 @@ local SPLIT, ORDER, NEGATIVE = 1, 2, 1000
 
 -- -- features of pairs -----------------------------------------------------------------------------------------------------------------
 
-local Features = util.class "DebianFeatures"
+local Features = util.seal(util.class "DebianFeatures")
 
 Features.dense = { "name_name", "name_description", "description_name", "description_description", "tags", "same_section",
   "same_maintainer", "same_source", "common_dependencies", "dependencies", "candidate_dependencies", "popularity" }
@@ -197,7 +197,7 @@ end
 
 -- -- samples -------------------------------------------------------------------------------------------------------------------------
 
-local Source = util.class "DebianSource"
+local Source = util.seal(util.class "DebianSource")
 
 -- The dependencies (s, c) of a part's packages: each package has a number in [0, 1) by the seed.
 local function edges_of(lists, part, a)

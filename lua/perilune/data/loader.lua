@@ -14,7 +14,7 @@ local batch = require "perilune.data.batch"
 local Workers = require "perilune.data.workers"
 local signature = require "perilune.signature"
 
-local Loader = util.class "Loader"
+local Loader = util.seal(util.class "Loader")
 
 --- The arguments that every kind of loader takes beside its own.
 Loader.common = {

@@ -34,7 +34,7 @@ end
 --- Write the probabilities of a host batch's rows to a float array.
 function LogisticRegression:predict(host, probabilities)
   local b = batch.host_ptr(host)
-  if type(probabilities) ~= "cdata" or Tensor.room_of("LogisticRegression:predict", probabilities, "f32") < 4 * tonumber(b.rows) then
+  if type(probabilities) ~= "cdata" or Tensor._room_of("LogisticRegression:predict", probabilities, "f32") < 4 * tonumber(b.rows) then
     P.fail(("LogisticRegression:predict: probabilities must be an array of %d floats"):format(tonumber(b.rows)))
   end
   check(C.peri_logistic_predict(self._model.ptr, b, probabilities))

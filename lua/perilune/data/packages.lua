@@ -1,6 +1,7 @@
 -- packages.lua: the lists of Debian packages as arrays: one block of "Field: value" lines per package (deb-control format).
 local ffi = require "ffi"
 local P = require "perilune.ffi"
+local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 
 local M = {}
@@ -12,15 +13,14 @@ local hint = "data.debian: `apt-cache dumpavail` gave no packages: this is no De
 
 --- The text of the lists: of a file, or of `apt-cache dumpavail`.
 function M.text(path)
-  local file, err
-  if path then
-    file, err = io.open(path, "rb")
-    if not file then P.fail("data.debian: " .. err) end
+  local text, why
+  if path then text, why = util.read_file(path)
   else
-    file = io.popen("LC_ALL=C apt-cache dumpavail 2>/dev/null", "r")
+    local pipe = io.popen("LC_ALL=C apt-cache dumpavail 2>/dev/null", "r")
+    text = pipe:read "*a"
+    pipe:close()
   end
-  local text = file:read "*a"
-  file:close()
+  if not text then P.fail("data.debian: " .. why) end
   if not text:find("Package: ", 1, true) then
     P.fail(path and ("data.debian: %s has no 'Package:' line"):format(path) or hint)
   end

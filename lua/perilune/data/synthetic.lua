@@ -6,7 +6,7 @@ local Loader = require "perilune.data.loader"
 local batch = require "perilune.data.batch"
 local C, check = P.C, P.check
 
-local Source = util.class "SyntheticSource"
+local Source = util.seal(util.class "SyntheticSource")
 
 function Source:init(dense_features, sparse_features, rows)
   self.dense, self.keys = Loader.numbered("i", dense_features), Loader.numbered("c", sparse_features)

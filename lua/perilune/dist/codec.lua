@@ -73,7 +73,7 @@ end
 --- QuantizedCommCodec { comm_precision = (one of codec.precisions), loss_scale (FP16, BF16), row_dim (FP8: none, INT8 and MX4: 32),
 --- is_fwd = true (FP8 in rows: 4 exponent bits forward, 5 backward, unless exponent_bits says otherwise), exponent_bits, exponent_bias,
 --- rounding_mode = "EVEN" (MX4), seed = 0 }
-local Codec = util.class "QuantizedCommCodec"
+local Codec = util.seal(util.class "QuantizedCommCodec")
 M.QuantizedCommCodec = Codec
 
 function Codec:init(args)
@@ -160,7 +160,7 @@ end
 -- -- both directions, by operation ---------------------------------------------------------------------------------------------------
 
 --- QuantizedCommCodecs { forward, backward }: codecs of activations and of gradients; nil: f32.
-local Codecs = util.class "QuantizedCommCodecs"
+local Codecs = util.seal(util.class "QuantizedCommCodecs")
 M.QuantizedCommCodecs = Codecs
 
 function Codecs:init(args)
@@ -228,6 +228,7 @@ signature.object("codecs", "QuantizedCommCodecs", { forward = "Codec?", backward
 signature.check("QuantizationContext:", Context,
   { init = "self: table, codec: Codec, splits: list?", cut = "self: table, splits: list" })
 signature.check("QuantizedCommCodec:", Codec, {
+  quantized_dtype = "self: table", calc_quantized_size = "self: table, n: any", padded_size = "self: table, n: any",
   create_context = "self: table, splits: list?", encode = "self: table, x: tensor, ctx: table?",
   decode = "self: table, wire: tensor, ctx: table?",
 })

@@ -4,6 +4,7 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local serial = require "perilune.serial"
+local signature = require "perilune.signature"
 local awaitable = require "perilune.dist.awaitable"
 local group_of = require("perilune.dist.group").group_of
 
@@ -88,5 +89,8 @@ function M.agree(group, func, facts)
     if more then differs(r, "there is", "nothing more", more[1]) end
   end
 end
+
+signature.check("", M, { all_gather_object = "group: Group, value: any, func: string?",
+  agree = "group: Group, func: string, facts: list" })
 
 return M

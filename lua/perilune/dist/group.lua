@@ -12,6 +12,7 @@ local C, check, state = P.C, P.check, P.state
 local WorkAwaitable, work_out, tensor_ptr = awaitable.WorkAwaitable, awaitable.work_out, Tensor.ptr
 
 local wrap = P.handle("peri_group", {}, nil, "a group")
+local group_pointer = ffi.typeof "peri_group *"
 local group_out = ffi.new "peri_group *[1]"
 
 local channels, channel_of = {}, {} -- names and numbers, from 0
@@ -20,7 +21,7 @@ for i = 0, C.PERI_CHANNEL_COUNT - 1 do
   channel_of[channels[i]] = i
 end
 
-local Group = util.class "peri.Group"
+local Group = util.seal(util.class "peri.Group")
 --- A misspelt method is an error that tells the name that may have been meant; names with a line in front are other modules' notes.
 getmetatable(Group).__index = function(_, name)
   if type(name) == "string" and name:sub(1, 1) ~= "_" then util.unknown("a group of ranks", name, { Group }, "method ") end
@@ -46,6 +47,11 @@ end
 
 --- Group(pointer of a peri_group, new). Made by dist.init, Group:new_group and their like.
 function Group:init(ptr)
+  if type(ptr) ~= "cdata" or not ffi.istype(group_pointer, ptr) or ptr == nil then
+    P.fail(("Group: it is made of what C made, not of %s; groups come from peri.init, dist.new_group and group:new_group"):format(
+      errors.kind(ptr)))
+  end
+  if rawget(self, "_ref") then P.fail(("Group: '%s' is made already"):format(self.name)) end
   self._ref = P.lasting(wrap, ptr)
   self.name = ffi.string(C.peri_group_name(ptr))
   self.rank_number = C.peri_group_rank(ptr)

@@ -223,6 +223,9 @@ function M.alltoallv(args)
     if type(args.per_rank_split_lengths) ~= "table" then P.fail(func .. ": either out_split or per_rank_split_lengths is wanted") end
     dims = {}
     for r, list in ipairs(args.per_rank_split_lengths) do
+      if not signature.is("numbers", list) then
+        signature.value(func, ("per_rank_split_lengths[%d]"):format(r), list, "numbers")
+      end
       dims[r] = 0
       for _, d in ipairs(list) do dims[r] = dims[r] + d end
     end

@@ -299,6 +299,9 @@ function TableCollection:fused_optimizer()
   return self._fused_optimizer
 end
 
+signature.check("TableCollection:", TableCollection, {
+  prepare = "self: table, keys: KeysPointer, stride: integer, block_list: callable", setup = "self: table, a: table" })
+
 --- Check the arguments of the methods that users call. For each class, so that messages name it.
 function TableCollection.check_arguments(class)
   signature.check(class.class_name .. ":", class, {

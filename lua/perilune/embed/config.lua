@@ -59,7 +59,7 @@ end
 -- -- tables --------------------------------------------------------------------------------------------------------------------------
 
 --- What tables have whose rows are pooled (EmbeddingBagConfig) or not (EmbeddingConfig).
-local BaseEmbeddingConfig = util.class "BaseEmbeddingConfig"
+local BaseEmbeddingConfig = util.seal(util.class "BaseEmbeddingConfig")
 M.BaseEmbeddingConfig = BaseEmbeddingConfig
 
 local table_arguments = {
@@ -126,12 +126,12 @@ function M.check_trained(func, t)
 end
 
 --- A table of an EmbeddingBagCollection.
-local EmbeddingBagConfig = util.class("EmbeddingBagConfig", BaseEmbeddingConfig)
+local EmbeddingBagConfig = util.seal(util.class("EmbeddingBagConfig", BaseEmbeddingConfig), bag_arguments)
 M.EmbeddingBagConfig = EmbeddingBagConfig
 function EmbeddingBagConfig:init(args) fill(self, args, bag_arguments) end
 
 --- A table of an EmbeddingCollection: the rows of its ids are not pooled.
-local EmbeddingConfig = util.class("EmbeddingConfig", BaseEmbeddingConfig)
+local EmbeddingConfig = util.seal(util.class("EmbeddingConfig", BaseEmbeddingConfig), table_arguments)
 M.EmbeddingConfig = EmbeddingConfig
 function EmbeddingConfig:init(args) fill(self, args, table_arguments) end
 
@@ -159,7 +159,7 @@ M.CacheAlgorithm = util.face("peri.embed.CacheAlgorithm", { LRU = "LRU", LFU = "
 --- How a table that is larger than memory is cached (TorchRec's CacheParams, compute kernel "fused_uvm_caching"). What TorchRec keeps in
 --- unified memory lies in the host's, behind a device that has its own, or in a file: `directory` says where it stays; on a CPU it is a
 --- nameless temporary file without one.
-local CacheParams = util.class "CacheParams"
+local CacheParams = util.seal(util.class "CacheParams")
 M.CacheParams = CacheParams
 
 local cache_arguments = {

@@ -24,7 +24,7 @@ local config_arguments = {
 }
 
 --- How long ids are remembered.
-local HashZchEvictionConfig = util.class "HashZchEvictionConfig"
+local HashZchEvictionConfig = util.seal(util.class "HashZchEvictionConfig")
 M.HashZchEvictionConfig = HashZchEvictionConfig
 function HashZchEvictionConfig:init(args)
   local f = "HashZchEvictionConfig"

@@ -56,6 +56,7 @@ end
 
 --- Rows where the buckets of a table begin, and their end, unless somebody says others.
 function M.segments(rows, buckets)
+  util.integer("embed.mc_map.segments", "buckets", buckets, 1, 2 ^ 24)
   local memory, list = ffi.new("int64_t[?]", buckets + 1), {}
   C.peri_collision_segments(rows, buckets, memory)
   for b = 0, buckets do list[b + 1] = tonumber(memory[b]) end
@@ -180,6 +181,7 @@ end
 --- The time that times to live are compared with from now on, in their unit; -1: the number of the iteration, as at first.
 function methods:set_time(now) check(C.peri_collision_time(ptr(self), now)) end
 
+signature.check("embed.mc_map.", M, { buckets = "rows: count", segments = "rows: count, buckets: int" })
 signature.check("map of ids:", methods, { remap = "self: CollisionMap, ids: list, training: boolean",
   evicted = "self: CollisionMap", statistics = "self: CollisionMap", state_names = "self: CollisionMap",
   state = "self: CollisionMap, i: int", load = "self: CollisionMap, map: table, first_bucket: int, n_buckets: int",

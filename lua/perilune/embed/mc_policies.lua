@@ -33,13 +33,13 @@ end
 
 --- A filter of new ids: called with a tensor of how often each id of a window was seen it returns a mask of those that stay, and the
 --- threshold; called with a table of its argument it returns a filter with that argument, for threshold_filtering_func.
-local Filter = util.class "ThresholdFilter"
+local Filter = util.seal(util.class "ThresholdFilter")
 M.Filter = Filter
 function Filter:init(name, kind, argument, value, apply)
   if type(name) ~= "string" or argument and not (type(argument) == "string" and type(value) == "number") or not util.is_callable(apply) then
     P.fail("ThresholdFilter: filters are embed.dynamic_threshold_filter, average_threshold_filter and probabilistic_threshold_filter")
   end
-  self.name, self.kind, self.argument, self.value, self.apply = name, kind, argument, value, apply
+  self.name, self.kind, self.argument, self.value, self._apply = name, kind, argument, value, apply
 end
 
 --- A filter's argument, if it makes sense: a probability, or a multiple of a mean.
@@ -56,12 +56,12 @@ function Filter:__call(counts, value)
   if not Tensor.is(counts) and (type(counts) == "table" or counts == nil) then
     local a = util.named(self.name, counts, self.argument and { [self.argument] = self.value } or {})
     local value_of = self.argument and argument_of(self, a[self.argument])
-    return Filter(self.name, self.kind, self.argument, value_of, self.apply)
+    return Filter(self.name, self.kind, self.argument, value_of, self._apply)
   end
   signature.value(self.name, "counts", counts, "tensor")
-  if value ~= nil and not self.argument then P.fail(("%s: value is %s, allowed: nil"):format(self.name, signature.text(value))) end
-  if value ~= nil then argument_of(self, value) end
-  return self.apply(counts, value or self.value)
+  if type(value) ~= "nil" and not self.argument then P.fail(("%s: value is %s, allowed: nil"):format(self.name, signature.text(value))) end
+  if type(value) ~= "nil" then argument_of(self, value) end
+  return self._apply(counts, value or self.value)
 end
 
 --- Keeps ids that were seen more often than threshold_skew_multiplier times the mean of the window.
@@ -93,7 +93,7 @@ M.probabilistic_threshold_filter = Filter("probabilistic_threshold_filter", C.PE
 
 --- The base of policies, and with `score` one of your own: score(count, last_access, now) -> a number, higher is better; when a window
 --- ends, the best ids among those with a row and the new ones have rows. Or a subclass with a method score(self, count, last_access, now).
-local MCHEvictionPolicy = util.class "MCHEvictionPolicy"
+local MCHEvictionPolicy = util.seal(util.class "MCHEvictionPolicy")
 M.MCHEvictionPolicy = MCHEvictionPolicy
 MCHEvictionPolicy.kind, MCHEvictionPolicy.decay_exponent = C.PERI_EVICT_USER, 1
 
@@ -177,5 +177,9 @@ function M.scores(policy, counts, last, now, name)
   if type(result) == "table" and result.message then result.message = words .. result.message else result = words .. tostring(result) end
   error(result, 0)
 end
+
+signature.object("scoring_policy", "an eviction policy with a method score", { score = "callable" })
+signature.check("embed.mc_policies.", M, {
+  scores = "policy: scoring_policy, counts: tensor, last: tensor, now: integer, name: string" })
 
 return M

@@ -43,6 +43,7 @@ local arguments = { QuantEmbeddingBagCollection = arguments_of { is_weighted = f
 
 function QuantCollection:init(args)
   local f = self.class_name
+  if not arguments[f] then P.fail(f .. ": the base of QuantEmbeddingBagCollection and QuantEmbeddingCollection") end
   local a = util.named(f, args, arguments[f])
   util.one_of(f, "output_dtype", a.output_dtype, util.keys(config.data_types))
   util.one_of(f, "bounds_check_mode", a.bounds_check_mode, util.keys(config.bounds_checks))

@@ -343,6 +343,9 @@ end
 --- Whether the rows are behind a cache.
 function methods:is_cached() return C.peri_tbe_cache_io(ptr(self)) ~= nil end
 
+signature.pointer("TablesPointer", "peri_tbe")
+signature.check("embed.tbe.", M, { states_of = "params: table, data_type: string?", geometry_of = "tables: TablesPointer, name: string",
+  cache_statistics_of = "tables: TablesPointer, t: integer" })
 signature.check("a batch of lookups:", batch_methods, {
   prefetch = "self: LookupBatch", sort = "self: LookupBatch", lookup = "self: LookupBatch, rows: integer, cols: integer?",
   forward = "self: LookupBatch, result: tensor", backward = "self: LookupBatch, grad: tensor, grad_weights: tensor?",

@@ -84,6 +84,8 @@ function methods:equal(other) return C.peri_keys_equal(live(self), M.of(other).p
 meta.__len = function(self) return C.peri_keys_count(live(self)) end
 meta.__tostring = function(self) return self.ptr == nil and "keys (released)" or "keys {" .. table.concat(self:list(), ", ") .. "}" end
 
+signature.pointer("KeysPointer", "peri_keys")
+signature.check("jagged.Keys.", M, { list = "keys: KeysPointer", share = "keys: KeysPointer" })
 signature.check("keys:", methods, { list = "self: Keys", find = "self: Keys, name: string", unique = "self: Keys",
   equal = "self: Keys, other: any" })
 

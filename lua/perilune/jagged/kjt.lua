@@ -410,7 +410,7 @@ end
 
 --- Order of the received (rank, key) segments in the result of an exchange.
 function M.recat(keys, ranks, stagger)
-  if keys * ranks >= 2 ^ 31 then P.fail(("KeyedJaggedTensor.recat: %d keys of %d ranks are too many"):format(keys, ranks)) end
+  if keys * ranks >= 2 ^ 28 then P.fail(("KeyedJaggedTensor.recat: %d keys of %d ranks are too many"):format(keys, ranks)) end
   local buffer = ffi.new("int32_t[?]", math.max(keys * ranks, 1))
   check(C.peri_kjt_recat(keys, ranks, stagger or 1, buffer))
   return A.list(buffer, keys * ranks)

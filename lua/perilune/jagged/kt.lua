@@ -14,6 +14,7 @@ local wrap, ctype, ptr
 
 local out = ffi.new "peri_kt *[1]"
 local tensor_out = Tensor.out
+local widths = ffi.typeof "int64_t[?]"
 
 --- True for KeyedTensors.
 function M.is(x) return ffi.istype(ctype, x) or (type(x) == "table" and ffi.istype(ctype, util.resolve(x))) end
@@ -45,10 +46,17 @@ end
 --- divide the rows).
 setmetatable(M, { __call = make, __tostring = function() return "class KeyedTensor" end })
 
---- As the constructor, for modules that make one in each step: keys a Keys, lengths an int64_t array of their columns (copied).
-function M.of(keys, lengths, values)
+--- `of` for the library's modules, which know that their arguments are right: LuaJIT does not compile what `of` asks of an array.
+function M._of(keys, lengths, values)
   check(C.peri_kt_new(keys.ptr, lengths, 1, Tensor.ptr(values), out))
   return wrap(out[0])
+end
+--- As the constructor, for modules that make one in each step: keys a Keys, lengths an int64_t array of their columns (copied).
+function M.of(keys, lengths, values)
+  if not Keys.is(keys) or not ffi.istype(widths, lengths) or ffi.sizeof(lengths) < 8 * #keys then
+    P.fail "KeyedTensor.of: wanted Keys, and an array int64_t[?] with a number for each; KeyedTensor { ... } takes lists"
+  end
+  return M._of(keys, lengths, values)
 end
 
 --- The tensors (2 dimensions each) of the keys joined along key_dim (1 or 0).

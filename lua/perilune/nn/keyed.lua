@@ -20,8 +20,18 @@ local M = { group = groups.group, ParamGroup = groups.ParamGroup }
 
 --- Fields: names (of the parameters, in order), params (their tensors, where they have some), param_groups. Subclasses have step,
 --- zero_grad, and named_state: a list of { name =, tensor =, parameter =, key = }, a name being "parameter.key" unless it says otherwise.
-local KeyedOptimizer = util.class "KeyedOptimizer"
+local KeyedOptimizer = util.seal(util.class "KeyedOptimizer")
 M.KeyedOptimizer = KeyedOptimizer
+
+--- What to do instead of assigning to a field that there is not (util.seal).
+function KeyedOptimizer.set_advice(self)
+  local numbers = {}
+  for _, group in ipairs(self.param_groups or {}) do
+    for _, name in ipairs(rawget(group, "_group").numbers) do numbers[name] = true end
+  end
+  return next(numbers) and ("numbers are fields of param_groups[i]: %s; set_lr(lr) sets the rate of all"):format(
+    table.concat(util.keys(numbers), ", "))
+end
 
 --- KeyedOptimizer { params = { name = tensor, ... }, state = { name = { key = tensor, ... }, ... }, param_groups = { { params = { names },
 --- lr =, ... }, ... } }: for optimizers of one's own, which add step.

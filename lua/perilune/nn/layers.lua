@@ -15,7 +15,7 @@ local M = {}
 local ModuleList = Module:extend "ModuleList"
 M.ModuleList = ModuleList
 function ModuleList:init(modules)
-  if modules ~= nil and (type(modules) ~= "table" or Module.is(modules)) then
+  if type(modules) ~= "nil" and (type(modules) ~= "table" or Module.is(modules)) then
     P.fail(("%s: a list of modules is wanted, { module, module }, not %s"):format(self.class_name, errors.kind(modules)))
   end
   for _, m in ipairs(modules or {}) do self:append(m) end
@@ -44,7 +44,7 @@ end
 local ParameterList = Module:extend "ParameterList"
 M.ParameterList = ParameterList
 function ParameterList:init(parameters)
-  if parameters ~= nil and type(parameters) ~= "table" then
+  if type(parameters) ~= "nil" and type(parameters) ~= "table" then
     P.fail(("ParameterList: a %s, wanted a list of tensors"):format(type(parameters)))
   end
   for i, p in ipairs(parameters or {}) do
@@ -92,8 +92,10 @@ function Linear:init(args)
   self.bias = a.bias and parameter.uniform({ a.out_features }, -bound, bound, a.dtype, a.device)
 end
 function Linear:forward(x) return F.linear(x, self.weight, self.bias) end
-function Linear:extra_text() return ("in_features=%d, out_features=%d, bias=%s"):format(self.in_features, self.out_features,
-  tostring(self.bias and true)) end
+function Linear:extra_text()
+  local inner, out = self.in_features, self.out_features
+  return ("in_features=%d, out_features=%d, bias=%s"):format(inner or 0, out or 0, tostring(self.bias and true))
+end
 
 -- -- normalisation -----------------------------------------------------------------------------------------------------------------
 
@@ -186,7 +188,8 @@ local function resolve(func, value)
     return F.activations[value == F.relu and "relu" or value == F.sigmoid and "sigmoid" or "tanh"]
   end
   if type(value) == "function" or Module.is(value) then return F.activations.none, value end
-  P.fail(("%s: activation '%s', allowed: none, relu, sigmoid, tanh, a function or a Module"):format(func, tostring(value)))
+  P.fail(("%s: activation '%s', allowed: none, relu, sigmoid, tanh, a function or a Module"):format(func,
+    type(value) == "string" and value or errors.kind(value)))
 end
 
 --- activation(x W^T + b). activation: "relu" (default), "sigmoid", "tanh", "none", a function or a Module.
@@ -219,7 +222,7 @@ function MLP:init(args)
   for i, out in ipairs(a.layer_sizes) do
     local fn = a.activation
     if fn == "swish_layernorm" then fn = SwishLayerNorm { input_dims = out, dtype = a.dtype, device = a.device } end
-    if type(fn) == "table" and not Module.is(fn) then fn = fn() end
+    if type(fn) == "table" and rawget(fn, "class_name") then fn = fn() end
     layers[i] = Perceptron { in_size = size, out_size = out, bias = a.bias, activation = fn, dtype = a.dtype, device = a.device }
     size = out
   end

@@ -137,7 +137,7 @@ local fields = { "n", "weight", "label", "prediction", "plain_label", "cross_ent
 
 --- The base of all metrics that are functions of sums. A metric has `part(...)`, which makes the list of numbers of one update and its
 --- number of samples, `width`, the length of that list, and `report(sums, prefix, out)`.
-local SumMetric = util.class "SumMetric"
+local SumMetric = util.seal(util.class "SumMetric")
 
 function SumMetric:init(args, spec)
   options_of(self, args, spec)
@@ -359,7 +359,7 @@ function Samples:in_order(k)
 end
 
 --- Keeps the last window_size samples.
-local SampleMetric = util.class "SampleMetric"
+local SampleMetric = util.seal(util.class "SampleMetric")
 function SampleMetric:init(args)
   options_of(self, args)
   self.samples = false

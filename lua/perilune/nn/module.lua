@@ -101,6 +101,8 @@ end
 
 --- __newindex of modules: runs for fields that do not exist yet.
 local function register(self, key, value)
+  local class = getmetatable(self)
+  if class.sealed then util.check_assign(self, key, value) end
   if type(key) == "string" then
     if Module.is(value) then note(self._children, key)
     elseif is_parameter(value) then note(self._parameters, key) end
@@ -120,7 +122,7 @@ end
 
 local function construct(class, ...)
   local object = setmetatable({ training = true, _parameters = {}, _buffers = {}, _children = {} }, class)
-  object:init(...)
+  util.construct(object, class, ...)
   return object
 end
 
@@ -136,7 +138,9 @@ function Module.extend(base, name)
   if type(name) ~= "string" then P.fail(("Module:extend: the name of the class is %s, wanted a string"):format(errors.kind(name))) end
   local class = util.class(name, base)
   class.__tostring = base.__tostring
-  return prepare(class)
+  class.sealed = false -- scripts' classes, and Module itself, are open
+  prepare(class)
+  return errors.of_library(debug.getinfo(2, "S").source) and util.seal(class) or class
 end
 
 function Module:init() end

@@ -26,6 +26,15 @@ local out, tensor_out, number = ffi.new "peri_optim *[1]", Tensor.out, ffi.new "
 
 -- -- parameters --------------------------------------------------------------------------------------------------------------------
 
+--- An error if a tensor is in a list twice: an optimizer would step it twice, a norm count it twice. at: address -> position so far.
+local function once(func, what, at, tensor, position)
+  local address = tonumber(ffi.cast("intptr_t", ptr(tensor)))
+  if at[address] then
+    P.fail(("%s: %s[%d] is the same tensor as %s[%d]; each may be there once"):format(func, what, position, what, at[address]))
+  end
+  at[address] = position
+end
+
 --- Tensors and names of what a user gives as parameters: a list of tensors, a list of { name =, tensor = }, or a Module. One with a field
 --- `elsewhere` may be empty: other ranks have parameters (see parameter.own_parts); the list of tensors has these fields too.
 local function parameters_of(func, params)
@@ -34,7 +43,7 @@ local function parameters_of(func, params)
   if Module.is(params) then params = params:named_parameters() end
   local pieces = type(params) == "table" and elsewhere and params.spread or nil
   if type(params) ~= "table" then P.fail(("%s: params must be a list of tensors, of { name, tensor }, or a Module"):format(func)) end
-  local tensors, names, seen = { elsewhere = elsewhere, group = group, spread = pieces }, {}, {}
+  local tensors, names, seen, at = { elsewhere = elsewhere, group = group, spread = pieces }, {}, {}, {}
   for i, p in ipairs(params) do
     tensors[i] = Tensor.is(p) and p or type(p) == "table" and p.tensor
     names[i] = type(p) == "table" and p.name or tostring(i - 1)
@@ -42,6 +51,7 @@ local function parameters_of(func, params)
     if seen[names[i]] then P.fail(("%s: two parameters are named '%s'"):format(func, names[i])) end
     seen[names[i]] = true
     if leaves.retired[tensors[i]] then P.fail(("%s: parameter '%s' %s"):format(func, names[i], leaves.retired[tensors[i]])) end
+    once(func, "params", at, tensors[i], i)
   end
   if #tensors == 0 and not elsewhere then
     P.fail(("%s: params is empty, so there is nothing to train; tables with fused_params are updated in the backward pass and need no "
@@ -130,7 +140,7 @@ function Optimizer:state_names()
   end
 end
 
-function Optimizer:_state(i, kind)
+function Optimizer:_state_of(i, kind)
   check(C.peri_optim_state(optim_ptr(self._ref), i - 1, kind, tensor_out))
   return Tensor.wrap(tensor_out[0])
 end
@@ -146,13 +156,13 @@ function Optimizer:named_state()
   end
   for i, p in ipairs(self.params) do
     position[p] = i
-    for _, kind in ipairs(own[p] and {} or kinds) do add(self._names[i], kind, self:_state(i, kind), { i }) end
+    for _, kind in ipairs(own[p] and {} or kinds) do add(self._names[i], kind, self:_state_of(i, kind), { i }) end
     if not own[p] then add(self._names[i], "step", Tensor.tensor(self:_steps(i), "f64", "cpu"), { i }) end
   end
   for _, e in ipairs(self.params.spread or {}) do
     local params = util.map(e.pieces, function(piece) return position[piece.tensor] end)
     for _, kind in ipairs(kinds) do
-      add(e.name, kind, spread.state(e, self.by_row, function(p) return self:_state(position[p], kind) end), params)
+      add(e.name, kind, spread.state(e, self.by_row, function(p) return self:_state_of(position[p], kind) end), params)
     end
     add(e.name, "step", spread.steps(e, function(p) return self:_steps(position[p]) end), params)
   end
@@ -242,6 +252,8 @@ end
 --- What a norm is made of: parameters that all ranks have alike, and of which each has its own part: { sharded = list, group = }, or nil.
 --- The list of parameters tells them apart, unless `options` does.
 local function parts_of(func, params, options)
+  local at = {}
+  for i, p in ipairs(params) do once(func, "params", at, p, i) end
   local own, alike, chosen = {}, {}, options and options.sharded
   if chosen and not options.group then P.fail(func .. ": sharded parameters need a group") end
   for _, p in ipairs(chosen or {}) do own[tonumber(ffi.cast("intptr_t", ptr(p)))] = true end
@@ -353,7 +365,7 @@ M.CombinedOptimizer = CombinedOptimizer
 function CombinedOptimizer:init(optimizers)
   self.optimizers, self.params, self.names, self.param_groups = {}, {}, {}, {}
   if type(optimizers) ~= "table" or #optimizers == 0 then P.fail "CombinedOptimizer: a list of optimizers is wanted, with one or more" end
-  local seen, all = {}, self.params
+  local seen, all, at = {}, self.params, {}
   for i, o in ipairs(optimizers) do
     signature.value("CombinedOptimizer", ("optimizers[%d]"):format(i), type(o) == "table" and o.optimizer or o, "optimizer")
     if not o.optimizer or OptimizerWrapper.is(o) then o = { name = "", optimizer = o } end
@@ -366,7 +378,10 @@ function CombinedOptimizer:init(optimizers)
       seen[full] = true
       self.names[#self.names + 1] = full
     end
-    for _, p in ipairs(o.optimizer.params) do all[#all + 1] = p end
+    for _, p in ipairs(o.optimizer.params) do
+      all[#all + 1] = p
+      once("CombinedOptimizer", "the parameters of all, params", at, p, #all)
+    end
   end
 end
 function CombinedOptimizer:step()
@@ -428,7 +443,8 @@ function CombinedOptimizer:check_state(map, prefix)
 end
 
 signature.kind("optimizer", "an optimizer", function(x) return type(x) == "table" and (Optimizer.is(x) or type(x.step) == "function") end)
-signature.check("optimizer:", Optimizer, { get = "self: table, name: string", set = "self: table, name: string, value: number",
+signature.check("optimizer:", Optimizer, { restart_rows = "self: table, i: count, first: count, n: count",
+  get = "self: table, name: string", set = "self: table, name: string, value: number",
   set_lr = "self: table, lr: number", set_momentum = "self: table, value: number" })
 signature.check("OptimizerWrapper:", OptimizerWrapper, { init = "self: table, optimizer: optimizer" })
 signature.check("", M, {

@@ -20,7 +20,7 @@ signature.object("scheduled", "an optimizer with a learning rate", { lr = "calla
 
 local cos, pi, floor, min = math.cos, math.pi, math.floor, math.min
 
-local LRScheduler = util.class "LRScheduler"
+local LRScheduler = util.seal(util.class "LRScheduler")
 M.LRScheduler = LRScheduler
 
 --- Steps taken since the start.

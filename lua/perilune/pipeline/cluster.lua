@@ -7,6 +7,7 @@ local simulate = require "perilune.pipeline.simulate"
 local Schedule = require "perilune.pipeline.schedule"
 local Timeline = require "perilune.pipeline.timeline"
 local planners = require "perilune.plan.planner"
+local signature = require "perilune.signature"
 
 local M = {}
 
@@ -165,5 +166,10 @@ function M.trace(simulation)
   for i, r in ipairs(simulation.shown) do texts[i] = of[r]:text() end
   return Timeline.document(texts)
 end
+
+signature.object("cluster_simulation", "a result of cluster.simulate", { ranks = "number", step_ms = "number", samples_per_s = "number",
+  busy_ms = "number", mean_busy_ms = "number", imbalance = "number", exposed_ms = "number", links = "list" })
+signature.list_of("cluster_simulations", "a list of results of cluster.simulate", "cluster_simulation")
+signature.check("cluster.", M, { cells = "list: cluster_simulations" })
 
 return util.face("peri.pipeline.cluster", M)

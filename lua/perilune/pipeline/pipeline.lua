@@ -28,14 +28,14 @@ local acts_at = require("perilune.pipeline.unroll").acts_at
 local signature = require "perilune.signature"
 local kind, accumulate = errors.kind, fits.accumulate
 
-local Pipeline = util.class "Pipeline"
+local Pipeline = util.seal(util.class "Pipeline")
 
 local arguments = {
   model = util.required,       -- a DistributedModelParallel or nn.Module
   optimizer = util.optional,   -- of the dense part; nil: it has no parameters; false: they are not trained
   schedule = util.required,    -- a Schedule
   device = util.optional,      -- where batches are moved; default: they stay
-  on_step = util.optional,     -- function(step), called before each step, which count from 1 (learning rates)
+  on_step = util.optional,     -- function(step), called before each step, which count from 1: it sets learning rates, and returns nothing
   stage = util.optional,       -- a Stage, if the model is one of several
   inputs = util.optional.table, -- path of a sharded module -> function(batch) -> what it is called with; false: it is not pipelined
   vote = true,                 -- let ranks have different numbers of batches; false: they all have as many
@@ -115,6 +115,7 @@ function Pipeline:init(args)
   self.frozen = a.optimizer == false
   self.hooks, self.plan, self.stage, self.again, self.averaging = false, false, a.stage or false, false, false
   self.attached, self.stepping, self.learned = false, false, -1
+  self.loaded, self.moved = false, false
   self.sent_together = {} -- of actions.input_dist
   local present = { first = {} }
   for _, o in ipairs(a.schedule.operations) do present.first[o.kind] = o end
@@ -230,9 +231,14 @@ end
 -- -- steps ------------------------------------------------------------------------------------------------------------------------------
 
 --- Before step n, whose batch is there.
-function Pipeline:begin(n)
+function Pipeline:_begin(n)
   self.steps = self.before + n + 1
-  if self.on_step then self.on_step(self.steps) end
+  if not self.on_step then return end
+  local said = self.on_step(self.steps)
+  if said == nil then return end
+  fail(self, "%s returned %s for step %d, and what it returns is not used: it sets rates itself, as in optimizer:set_lr(0.1) and "
+    .. "model:fused_optimizer():set_lr(0.1), and returns nothing", self.class_name == "Pipeline" and "on_step" or "schedule", kind(said),
+    self.steps)
 end
 
 --- What the model returned, kept for the caller. (Written out: what a step calls thrice is where LuaJIT would begin a trace.)

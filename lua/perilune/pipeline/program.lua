@@ -46,7 +46,7 @@ local function source_of(plan)
   for i in ipairs(plan.operations) do lines[#lines + 1] = ("local o%d, f%d = operations[%d], actions[%d]"):format(i, i, i, i) end
   lines[#lines + 1] = "return function(self, n)"
   lines[#lines + 1] = "  local supply, ring, comm, b, c = self.supply, self.ring, self.comm, 0, nil"
-  local begin = "  if n >= 0 and has(supply, n) then self:begin(n) end"
+  local begin = "  if n >= 0 and has(supply, n) then self:_begin(n) end"
   if plan.load.ahead > 0 then lines[#lines + 1] = begin end
   for i, o in ipairs(plan.operations) do
     if not o.hook then add_operation(lines, plan, i, o) end

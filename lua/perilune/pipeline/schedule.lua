@@ -16,7 +16,7 @@ local operations = require "perilune.pipeline.operations"
 local check = require "perilune.pipeline.check"
 local signature = require "perilune.signature"
 
-local Schedule = util.class "Schedule"
+local Schedule = util.seal(util.class "Schedule")
 
 --- Fields of an operation, beside its kind at [1].
 local fields = {

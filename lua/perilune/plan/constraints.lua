@@ -31,7 +31,7 @@ local arguments = {
 
 local MOST = 1e12 -- ids, bags or samples
 
-local ParameterConstraints = util.class "ParameterConstraints"
+local ParameterConstraints = util.seal(util.class "ParameterConstraints", arguments)
 M.ParameterConstraints = ParameterConstraints
 
 --- The tables of a model that planners for a device leave out, as { { fqn =, device_group = } }.

@@ -56,6 +56,7 @@ function M.predict(model, topology, batch_size, precision)
 end
 
 M.precisions = topologies.precisions
-signature.check("plan.dense.", M, { predict = "model: model, topology: Topology, batch_size: count, precision: string?" })
+signature.check("plan.dense.", M, { amounts = "matrices: matrices_sizes, batch_size: number",
+  predict = "model: model, topology: Topology, batch_size: count, precision: string?" })
 
 return M

@@ -73,10 +73,18 @@ local function check_tables(where, tables)
   end)
 end
 
+--- What a model or a collection of it says of its parameters beside tables, checked.
+local function check_sums(where, of)
+  util.integer(where, "dense_bytes", of.dense_bytes, 0)
+  util.integer(where, "buffer_bytes", of.buffer_bytes, 0)
+  if of.matrices ~= nil then signature.value(where, "matrices", of.matrices, "matrices_sizes") end
+end
+
 --- A table { tables = list } or { { path =, kind =, tables = ... }, ... }, checked.
 local function described(given)
   local list = given.tables and { given } or given
   local model = { dense_bytes = given.dense_bytes or 0, buffer_bytes = given.buffer_bytes or 0, matrices = given.matrices }
+  check_sums("model", model)
   local seen = {}
   for i, c in ipairs(list) do
     local where = ("model[%d]"):format(i)
@@ -86,6 +94,7 @@ local function described(given)
     if a.optimizer then a.optimizer = embed.optimizer_of(where, a.optimizer) end
     if seen[a.path] then P.fail(("%s: path '%s' is that of model[%d] too; give each its own"):format(where, a.path, seen[a.path])) end
     seen[a.path] = i
+    check_sums(where, a)
     a.tables = check_tables(where, a.tables)
     model[i] = a
   end

@@ -71,7 +71,7 @@ local function types_of(constraint, offered, kind)
   return out
 end
 
-local EmbeddingEnumerator = util.class "EmbeddingEnumerator"
+local EmbeddingEnumerator = util.seal(util.class "EmbeddingEnumerator")
 M.EmbeddingEnumerator = EmbeddingEnumerator
 
 --- EmbeddingEnumerator { topology =, batch_size = 512, constraints = table name (or path.name) -> ParameterConstraints, estimators = list

@@ -16,6 +16,8 @@ local fields = {
 --- nodes (a number for each rank, from rank 0 on, equal for ranks of one node). One that a
 --- plan's function gets has modules too (path of each embedding collection -> its tables' configs) and, for a model with one collection,
 --- module (its path) and tables (its configs).
+local MOST_RANKS = 2 ^ 20 -- as a Topology has
+
 local ShardingEnv = util.class "ShardingEnv"
 
 ShardingEnv.__index = function(_, key)
@@ -41,7 +43,7 @@ end
 function ShardingEnv:init(args)
   local a = util.named("ShardingEnv", args, { world_size = util.required, rank = 0, pg = util.optional, local_size = util.optional,
     nodes = util.optional })
-  self.world_size = util.integer("ShardingEnv", "world_size", a.world_size, 1, 2 ^ 31 - 1)
+  self.world_size = util.integer("ShardingEnv", "world_size", a.world_size, 1, MOST_RANKS)
   self.rank = util.integer("ShardingEnv", "rank", a.rank, 0, a.world_size - 1)
   self.local_size = util.integer("ShardingEnv", "local_size", a.local_size or a.world_size, 1, 2 ^ 31 - 1)
   self.nodes = a.nodes or even_nodes(self.world_size, self.local_size)
@@ -79,6 +81,9 @@ function ShardingEnv.of(given)
   if ShardingEnv.is(given) then return given end
   local env = setmetatable(util.copy(given or {}), ShardingEnv)
   local world_size = rawget(env, "world_size")
+  if world_size ~= nil then util.integer("ShardingEnv.of", "world_size", world_size, 1, MOST_RANKS) end
+  local local_size = rawget(env, "local_size")
+  if local_size ~= nil then util.integer("ShardingEnv.of", "local_size", local_size, 1, 2 ^ 31 - 1) end
   rawset(env, "local_size", rawget(env, "local_size") or world_size)
   if world_size and not rawget(env, "nodes") then rawset(env, "nodes", even_nodes(world_size, env.local_size)) end
   local modules, module, tables = rawget(env, "modules"), rawget(env, "module"), rawget(env, "tables")

@@ -8,6 +8,8 @@ local constraints = require "perilune.plan.constraints"
 require "perilune.plan.topology"
 require "perilune.plan.types"
 
+signature.object("matrix_sizes", "a list of two numbers", { [1] = "number", [2] = "number" })
+signature.list_of("matrices_sizes", "a list of { out, in }", "matrix_sizes")
 signature.object("planned_table", "the configuration of a table with features", { name = "string", num_embeddings = "count",
   embedding_dim = "count", feature_names = "strings" })
 signature.list_of("planned_tables", "a list of configurations of tables with features", "planned_table")
@@ -15,8 +17,17 @@ signature.object("collection", "a collection of a model", { path = "string", kin
   sharder = "table?", optimizers = "table?" })
 local described = "a model as plan.describe.of makes it: a list of collections"
 signature.list_of("collections_of_model", described, "collection")
-signature.kind("model", described, function(x) return signature.is("collections_of_model", x) and x[1] ~= nil end,
+local function sums_of(x) -- of parameters beside tables
+  for _, name in ipairs { "dense_bytes", "buffer_bytes" } do
+    if x[name] ~= nil and not signature.is("count", x[name]) then return name end
+  end
+  if x.matrices ~= nil and not signature.is("matrices_sizes", x.matrices) then return "matrices" end
+end
+signature.kind("model", described, function(x) return signature.is("collections_of_model", x) and x[1] ~= nil and not sums_of(x) end,
   function(x)
+    local wrong = util.is_plain(x) and sums_of(x)
+    if wrong then return ("has %s = %s, wanted %s"):format(wrong, signature.text(x[wrong]),
+      wrong == "matrices" and "a list of { out, in }" or "a whole number of bytes") end
     if nn.Module.is(x) then return ("is an nn.Module, wanted what plan.describe.of(%s) makes of it"):format(x.class_name) end
     if util.is_plain(x) and x[1] == nil and (next(x) == nil or x.dense_bytes) then return "has no tables" end
     return signature.why("collections_of_model", x)

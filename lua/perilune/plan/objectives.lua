@@ -10,7 +10,7 @@ local parts = { "fwd_compute", "fwd_comms", "bwd_compute", "bwd_comms", "prefetc
 M.parts = parts -- fields of a run's perf that are milliseconds
 
 --- An estimator that lets f(perf, option, shard, topology) change the milliseconds that others have found for a shard.
-local Cost = util.class "Cost"
+local Cost = util.seal(util.class "Cost")
 M.Cost = Cost
 function Cost:init(f, topology) self.f, self.topology = f, topology end
 
@@ -38,7 +38,7 @@ end
 
 --- A performance model whose rating is f(load), the less the better. load: ms, hbm, ddr, ssd (bytes) and each part of the time
 --- (fwd_compute, fwd_comms, bwd_compute, bwd_comms, prefetch_compute): lists by rank; topology; proposal and placement.
-local Objective = util.class "Objective"
+local Objective = util.seal(util.class "Objective")
 M.Objective = Objective
 function Objective:init(f, topology)
   if not util.is_callable(f) then P.fail(("EmbeddingShardingPlanner: objective is a %s, wanted a function(load)"):format(type(f))) end

@@ -10,7 +10,7 @@ local M = {}
 -- ----------------------------------------------------------------------------------------------------------------------------
 
 --- What is known of a table's ids (TorchRec's CacheStatistics): CacheParams.stats.
-local EmbeddingOffloadStats = util.class "EmbeddingOffloadStats"
+local EmbeddingOffloadStats = util.seal(util.class "EmbeddingOffloadStats")
 M.EmbeddingOffloadStats = EmbeddingOffloadStats
 
 --- EmbeddingOffloadStats { cacheability =, expected_lookups =, mrc_hist_counts =, height = }: the area under the curve of miss ratios (the

@@ -147,7 +147,7 @@ end
 
 -- -- greedy ------------------------------------------------------------------------------------------------------------------------------
 
-local GreedyPerfPartitioner = util.class "GreedyPerfPartitioner"
+local GreedyPerfPartitioner = util.seal(util.class "GreedyPerfPartitioner")
 M.GreedyPerfPartitioner = GreedyPerfPartitioner
 
 --- GreedyPerfPartitioner { sort_by = "storage" | "perf", balance_modules = false }: tables that go to all ranks first, then the others from
@@ -211,7 +211,7 @@ end
 -- -- others ------------------------------------------------------------------------------------------------------------------------------
 
 --- Places what goes to all ranks, and nothing else.
-local UniformPartitioner = util.class "UniformPartitioner"
+local UniformPartitioner = util.seal(util.class "UniformPartitioner")
 M.UniformPartitioner = UniformPartitioner
 function UniformPartitioner:init(args) util.named("UniformPartitioner", args, {}) end -- luacheck: ignore 212
 
@@ -305,7 +305,7 @@ end
 
 -- -- balanced ----------------------------------------------------------------------------------------------------------------------------
 
-local MemoryBalancedPartitioner = util.class "MemoryBalancedPartitioner"
+local MemoryBalancedPartitioner = util.seal(util.class "MemoryBalancedPartitioner")
 M.MemoryBalancedPartitioner = MemoryBalancedPartitioner
 
 local NEAR = 10 * 2 ^ 20 -- bytes: caps nearer than this are one

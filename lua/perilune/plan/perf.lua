@@ -96,7 +96,7 @@ local function prefetch_ms(c, option)
   return missed * c.cols * c.bytes / c.topology.hbm_to_ddr_mem_bw
 end
 
-local EmbeddingPerfEstimator = util.class "EmbeddingPerfEstimator"
+local EmbeddingPerfEstimator = util.seal(util.class "EmbeddingPerfEstimator")
 M.EmbeddingPerfEstimator = EmbeddingPerfEstimator
 
 --- EmbeddingPerfEstimator { topology =, is_inference = false }

@@ -63,7 +63,7 @@ function M.entry(option, ranks, topology)
   return types.ParameterSharding(entry)
 end
 
-local EmbeddingShardingPlanner = util.class "EmbeddingShardingPlanner"
+local EmbeddingShardingPlanner = util.seal(util.class "EmbeddingShardingPlanner")
 M.EmbeddingShardingPlanner = EmbeddingShardingPlanner
 
 local arguments = {
@@ -93,7 +93,7 @@ function EmbeddingShardingPlanner:init(args)
   local a = util.named(f, args, arguments)
   if a.enumerator then parts.agree(f, args, a) end
   for name, value in util.ordered(a) do self[name] = value end
-  self.args = a
+  self.args, self.last, self.may_search, self.first_will_do = a, false, 0, false -- of the last search; of reasons.lua
   util.integer(f, "batch_size", a.batch_size, 1)
   util.integer(f, "max_placements", a.max_placements, 1)
   self.constraints = a.constraints or {}
@@ -297,7 +297,7 @@ end
 --- refused = those that relations leave out, topology = what was left of it, num_proposals =, num_plans =, stopped = at the limit,
 --- failure = the smallest that did not fit }.
 function EmbeddingShardingPlanner:search(model)
-  self.last = nil
+  self.last = false
   model = in_order(describe.model("EmbeddingShardingPlanner:search", model))
   constraints_of.check("EmbeddingShardingPlanner", self.constraints, model)
   local reserved = parts.reserved(self.storage_reservation:reserve(self.topology, model, self.batch_size, self.constraints))

@@ -62,6 +62,7 @@ function M.failure(why, topology)
   if why.bytes then return ("all shards together take %s (%s), all ranks have %s"):format(gib(why.bytes), why.tier, gib(why.room)) end
   if why.says then return "the partitioner says: " .. why.says end
   local option = why.option
+  if not option then P.fail "plan.reasons.failure: why says neither bytes, nor says, nor option" end
   local which = ("table '%s' (%s, %s)"):format(option.fqn, option.sharding_type, option.compute_kernel)
   if why.count then return ("%s has %d shards, wanted one for each of %d ranks"):format(which, option.num_shards, why.count) end
   if why.group then

@@ -41,7 +41,7 @@ function M.batch_bytes(model, batch_size, constraints)
 end
 
 --- Takes a share of the devices' own memory; of the host's too where `tiers` names it: { "hbm", "ddr" }.
-local FixedPercentageStorageReservation = util.class "FixedPercentageStorageReservation"
+local FixedPercentageStorageReservation = util.seal(util.class "FixedPercentageStorageReservation")
 M.FixedPercentageStorageReservation = FixedPercentageStorageReservation
 function FixedPercentageStorageReservation:init(args)
   local a = util.named(self.class_name, args, { percentage = 0.15, tiers = { "hbm" } })
@@ -54,7 +54,7 @@ function FixedPercentageStorageReservation:reserve(topology)
 end
 
 --- Takes so many bytes of the devices' own memory.
-local FixedAbsoluteStorageReservation = util.class "FixedAbsoluteStorageReservation"
+local FixedAbsoluteStorageReservation = util.seal(util.class "FixedAbsoluteStorageReservation")
 M.FixedAbsoluteStorageReservation = FixedAbsoluteStorageReservation
 function FixedAbsoluteStorageReservation:init(args)
   local a = util.named(self.class_name, args, { bytes = util.required.number })
@@ -66,7 +66,7 @@ function FixedAbsoluteStorageReservation:reserve(topology)
 end
 
 --- Takes a share, and what the dense part and the ids of batches are estimated to need.
-local HeuristicalStorageReservation = util.class "HeuristicalStorageReservation"
+local HeuristicalStorageReservation = util.seal(util.class "HeuristicalStorageReservation")
 M.HeuristicalStorageReservation = HeuristicalStorageReservation
 --- HeuristicalStorageReservation { percentage = 0.15, parameter_multiplier = 6, dense_tensor_estimate = nil or bytes, tiers = { "hbm" } }
 function HeuristicalStorageReservation:init(args)

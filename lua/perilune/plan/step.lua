@@ -282,7 +282,7 @@ end
 
 -- -- parts of a planner ----------------------------------------------------------------------------------------------------------------
 
-local StepEstimator = util.class "StepEstimator"
+local StepEstimator = util.seal(util.class "StepEstimator")
 M.StepEstimator = StepEstimator
 
 --- StepEstimator { topology = }: what one shard adds to its rank. Ratings of whole plans are StepModel's.
@@ -324,7 +324,7 @@ function StepEstimator:estimate(list)
 end
 
 --- Rates a placement by the time of its step.
-local StepModel = util.class "StepModel"
+local StepModel = util.seal(util.class "StepModel")
 M.StepModel = StepModel
 StepModel.unit = "ms"
 function StepModel:init(args)

@@ -80,7 +80,7 @@ local pipelines = {
   end,
 }
 
-local EmbeddingStorageEstimator = util.class "EmbeddingStorageEstimator"
+local EmbeddingStorageEstimator = util.seal(util.class "EmbeddingStorageEstimator")
 M.EmbeddingStorageEstimator = EmbeddingStorageEstimator
 
 --- EmbeddingStorageEstimator { topology =, pipeline_type = "none" | "train_sparse_dist" | "train_prefetch_sparse_dist",

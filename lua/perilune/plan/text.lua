@@ -176,11 +176,8 @@ M.reserved = util.index_of { "and", "break", "do", "else", "elseif", "end", "fal
 
 --- The text of a file.
 function M.read(path, func)
-  local file, err = io.open(path, "rb")
-  if not file then P.fail(("%s: %s"):format(func, err)) end
-  local text, why = file:read "*a"
-  file:close()
-  return text or P.fail(("%s: '%s': %s"):format(func, path, tostring(why)))
+  local text, why = util.read_file(path)
+  return text or P.fail(("%s: %s"):format(func, why))
 end
 
 local function put(path, text, func, folders)

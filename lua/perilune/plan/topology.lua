@@ -91,7 +91,7 @@ local arguments = {
   custom_topology_data = util.optional.table, -- { hbm_cap = a list with one number for each rank, ddr_cap =, ssd_cap = }
 }
 
-local Topology = util.class "Topology"
+local Topology = util.seal(util.class "Topology", arguments)
 M.Topology = Topology
 
 --- An error unless x is a finite number above 0; zero: or 0 itself.
@@ -203,7 +203,7 @@ function Topology:init(args)
   local custom = self.custom_topology_data or {}
   check_caps(custom, self.world_size)
   if self.compute_device == "cpu" then self.hbm_cap, custom = 0, { ddr_cap = custom.ddr_cap, ssd_cap = custom.ssd_cap } end
-  self.devices = {}
+  self.devices, self.rules = {}, false -- rules: of a planner's relations
   for r = 0, self.world_size - 1 do
     local device = { rank = r }
     for _, tier in ipairs(M.tiers) do device[tier] = (custom[tier .. "_cap"] or {})[r + 1] or self[tier .. "_cap"] end
@@ -386,6 +386,7 @@ function Topology:__tostring()
 end
 
 signature.kind("Topology", "a Topology", Topology.is)
+signature.check("plan.topology.", M, { device_kind = "name: string" })
 signature.check("Topology:", Topology, { with_devices = "self: Topology, change: function",
   save = "self: Topology, path: string, folders: boolean?",
   bandwidth = "self: Topology, collective: string, world_size: int, local_size: int" })

@@ -57,7 +57,7 @@ local function fail(format, ...) P.fail(format:format(...)) end
 ---                   default: even
 ---   hosts           instead of ranks: for table_row_wise and table_column_wise the node, for grid_shard the node of each block of columns,
 ---                   by number from 0 in order of their first ranks; all ranks of the nodes hold their part
-local ParameterSharding = util.class "ParameterSharding"
+local ParameterSharding = util.seal(util.class "ParameterSharding")
 M.ParameterSharding = ParameterSharding
 
 --- `list` checked: whole numbers of at most +-most, one after the other from 1; false for nil.
@@ -252,11 +252,11 @@ function M.data_parallel(options) return shorthand("data_parallel", options, rep
 -- -- plans -----------------------------------------------------------------------------------------------------------------------
 
 --- The plan of one module: table name -> ParameterSharding.
-local EmbeddingModuleShardingPlan = util.class "EmbeddingModuleShardingPlan"
+local EmbeddingModuleShardingPlan = util.seal(util.class "EmbeddingModuleShardingPlan")
 M.EmbeddingModuleShardingPlan = EmbeddingModuleShardingPlan
 
 function EmbeddingModuleShardingPlan:init(tables)
-  self.tables = {}
+  self.tables, self.from = {}, false
   for name, sharding in util.ordered(tables or {}) do
     if type(name) ~= "string" then fail("EmbeddingModuleShardingPlan: key %s, wanted a table name", tostring(name)) end
     if not ParameterSharding.is(sharding) then
@@ -302,12 +302,12 @@ end
 
 --- The plan of a model: path of a module ("sparse.ebc"; "" for the model itself) -> EmbeddingModuleShardingPlan (or a plain table of
 --- ParameterShardings).
-local ShardingPlan = util.class "ShardingPlan"
+local ShardingPlan = util.seal(util.class "ShardingPlan")
 M.ShardingPlan = ShardingPlan
 
 function ShardingPlan:init(modules)
   if modules ~= nil then signature.value("ShardingPlan", "modules", modules, "table") end
-  self.plan = {}
+  self.plan, self.from = {}, false
   for path, module_plan in util.ordered(modules or {}) do
     if not EmbeddingModuleShardingPlan.is(module_plan) then
       if type(module_plan) ~= "table" or ParameterSharding.is(module_plan) then

@@ -53,9 +53,9 @@ function ShardedEmbeddingBagCollection:lookup(dist)
   return stage
 end
 
-function ShardedEmbeddingBagCollection:result(values, rows)
+function ShardedEmbeddingBagCollection:_result(values, rows)
   if rows.pools then values = self._dedup:pool(values, rows.pools, self._dims) end
-  return jagged.KeyedTensor.of(self._keys, self._lengths, values)
+  return jagged.KeyedTensor._of(self._keys, self._lengths, values)
 end
 
 --- Names of the output's parts and their columns, in order.

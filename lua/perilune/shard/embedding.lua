@@ -49,6 +49,7 @@ local inputs, works, room = nil, nil, 0 -- of post_deferred
 --- The ids of `list` (of what defer returned), n of them, set out: what ranks tell each other before is one message a group. Those that
 --- have set out already are left alone. Collective: all ranks list the same modules in the same order.
 function IdsAwaitable.post_deferred(list, n)
+  if n > #list then P.fail(("post_deferred: n is %d, and the list has %d"):format(n, #list)) end
   if n > room then
     room = 2 * n
     inputs, works = ffi.new("peri_sharded_input[?]", room), ffi.new("peri_work *[?]", room)
@@ -56,6 +57,9 @@ function IdsAwaitable.post_deferred(list, n)
   local k = 0
   for i = 1, n do
     local stage = list[i]
+    if type(stage) ~= "table" then
+      P.fail(("post_deferred: list[%d] is %s, wanted what defer returned"):format(i, signature.text(stage)))
+    end
     if rawget(stage, "deferred") then
       inputs[k].module, inputs[k].kjt = module_ptr(stage.module._ref), kjt_ptr(stage.deferred)
       k = k + 1
@@ -77,6 +81,7 @@ end
 
 local ShardedEmbeddingModule = ShardedModule:extend "ShardedEmbeddingModule"
 
+signature.check("post_deferred:", IdsAwaitable, { post_deferred = "list: list, n: count" })
 ShardedEmbeddingModule.post_deferred = IdsAwaitable.post_deferred
 
 --- Its kind in C, PERI_SHARDED_*. Classes have their own.
@@ -230,11 +235,11 @@ function ShardedEmbeddingModule:output(rows)
   local status = C.peri_sharded_output(module_ptr(self._ref), work.ptr, tensor_out)
   work:release()
   check(status)
-  return self:result(Tensor.wrap(tensor_out[0]), rows)
+  return self:_result(Tensor.wrap(tensor_out[0]), rows)
 end
 
 --- What the unsharded module would return, made of the values that came back (a tensor) at the end of the stage `rows`.
-function ShardedEmbeddingModule:result(values, rows) return values end -- luacheck: ignore 212
+function ShardedEmbeddingModule:_result(values, rows) return values end -- luacheck: ignore 212
 
 -- -- files -------------------------------------------------------------------------------------------------------------------------
 
@@ -407,7 +412,8 @@ function ShardedEmbeddingModule.check_arguments(class, names)
 end
 
 signature.check("ShardedEmbeddingModule:", ShardedEmbeddingModule,
-  { accumulate = "self: table, on: boolean?", at_home = "self: table, f: callable, a: any, b: any, c: any, d: any" })
+  { made_of = "self: table, args: table", accumulate = "self: table, on: boolean?",
+    at_home = "self: table, f: callable, a: any, b: any, c: any, d: any" })
 signature.check("ShardedEmbeddingModule.", ShardedEmbeddingModule, { check_arguments = "class: table, names: string" })
 ShardedEmbeddingModule:check_arguments "features: any"
 

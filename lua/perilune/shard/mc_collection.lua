@@ -107,7 +107,7 @@ end
 function Sharded:init(args)
   local a = util.named(self.class_name, args, { managed_collision_collection = util.required, plan = util.required, group = util.required,
     device = util.optional, returns_rows = false })
-  local mcc = a.managed_collision_collection
+  local mcc = signature.value(self.class_name, "managed_collision_collection", a.managed_collision_collection, "collision_collection")
   self._plan, self._group, self._device, self._features = a.plan, a.group, a.device, mcc:feature_names()
   self._moment, self._agreed, self._made_of = false, false, setmetatable(util.copy(a), {}) -- a metatable: no place to look for modules
   self._configs, self._tables = mcc:embedding_configs(), setmetatable({}, {}) -- a metatable: no place to look for modules

@@ -173,6 +173,6 @@ signature.object("pipelined", "an object with a method forward", { forward = "ca
 signature.check("ShardedModule:", ShardedModule, { set_pipelined = "self: table, object: pipelined?",
   accumulate = "self: table, on: boolean?",
   settle_with = "self: table, f: callable",
-  own_parameter = "self: table, name: string, tensor: tensor" })
+  sharded_parameter_names = "self: table, prefix: string?", own_parameter = "self: table, name: string, tensor: tensor" })
 
 return ShardedModule

@@ -10,7 +10,7 @@ local M = {}
 
 --- Makes sharded modules of unsharded ones (TorchRec's ModuleSharder and BaseEmbeddingSharder). A subclass has `module_type`, the class of
 --- modules that it shards, and the methods shard and shardable_parameters.
-local ModuleSharder = util.class "ModuleSharder"
+local ModuleSharder = util.seal(util.class "ModuleSharder")
 M.ModuleSharder = ModuleSharder
 ModuleSharder.module_type = false
 

@@ -226,6 +226,7 @@ end
 local function room_of(func, data, dtype)
   if type(data) == "string" then return #data, true end
   local memory = type(data) == "cdata" and not ffi.istype(ctype, data) and memory_of(data)
+  if memory and memory.element and memory.element:find "^struct peri_" then memory = false end -- an object of Perilune's is no numbers
   if not memory or not memory.array and (not memory.pointer or data == nil) then
     P.fail(("%s: data is %s, wanted a string, or a C array or pointer"):format(func, data == nil and "nil" or signature.text(data)))
   end
@@ -236,7 +237,7 @@ local function room_of(func, data, dtype)
   end
   return memory.pointer and math.huge or ffi.sizeof(data), bytes and not memory.pointer
 end
-M.room_of = room_of
+M._room_of = room_of
 
 --- A tensor from host memory: a C array or pointer whose elements are of the dtype's type (those that `read` gives: f32 of float, f16
 --- and bf16 of uint16_t, complex numbers of pairs), or bytes of any dtype (a string, a `char` array, a `void *`). Exactly as many bytes,

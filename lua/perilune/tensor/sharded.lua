@@ -17,7 +17,7 @@ local StoredTensor = require "perilune.tensor.stored"
 local M = {}
 local COPY_ROWS = 65536
 
-local ShardedTensor = util.class "ShardedTensor"
+local ShardedTensor = util.seal(util.class "ShardedTensor")
 M.ShardedTensor = ShardedTensor
 
 local arguments = {

@@ -31,13 +31,16 @@ local function copy_tensor(t) return Tensor.empty(t:shape(), t:dtype(), t:device
 local function cloned(t) return t:clone() end
 local function gathered(t) return t:gather() end
 
+local DEEPEST = 100 -- dicts within dicts; more is one inside itself
+
 --- A copy of a dict and the dicts in it; of_sharded(ShardedTensor) is what stands for one there.
-local function copied(dict, of_sharded)
+local function copied(dict, of_sharded, depth)
+  if depth > DEEPEST then P.fail "state_dict: a table of dicts that holds itself, or is nested deeper than 100" end
   local result = setmetatable({}, getmetatable(dict) and Copied)
   for name, value in util.ordered(dict) do
     if ShardedTensor.is(value) then rawset(result, name, of_sharded(value))
     elseif Tensor.is(value) then rawset(result, name, copy_tensor(value))
-    elseif is_dict(value) then rawset(result, name, copied(value, of_sharded))
+    elseif is_dict(value) then rawset(result, name, copied(value, of_sharded, depth + 1))
     else rawset(result, name, value) end
   end
   return result
@@ -45,10 +48,10 @@ end
 
 --- A copy of a state_dict, or of a table of several: what it holds is of this moment, whatever is trained later. ShardedTensors stay such,
 --- with copies of this rank's pieces. Local.
-function M.clone_state_dict(dict) return P.lasting(copied, dict, cloned) end
+function M.clone_state_dict(dict) return P.lasting(copied, dict, cloned, 1) end
 
 --- The same with whole tensors in place of ShardedTensors. Collective: every rank has the same names.
-function M.gather_state_dict(dict) return P.lasting(copied, dict, gathered) end
+function M.gather_state_dict(dict) return P.lasting(copied, dict, gathered, 1) end
 
 for class, live in pairs { [Live] = true, [Copied] = false } do -- any order
   class.__index = { clone = M.clone_state_dict, gather = M.gather_state_dict, is_live = function() return live end }

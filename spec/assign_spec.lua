@@ -1,0 +1,136 @@
+-- A field that an object does not have cannot be assigned: `optimizer.lr = 5` would do nothing. The error tells the names that there are.
+local peri = require "perilune"
+local util = peri.util
+local nn, plan, embed, optim = peri.nn, peri.plan, peri.embed, peri.nn.optim
+
+local function config(more)
+  local a = { name = "t", num_embeddings = 10, embedding_dim = 4, feature_names = { "f" } }
+  for key, value in pairs(more or {}) do a[key] = value end
+  return peri.EmbeddingBagConfig(a)
+end
+local function parameters() return { peri.ones({ 2, 3 }):requires_grad(), peri.ones({ 2, 3 }):requires_grad() } end
+local function sgd() return optim.SGD { params = parameters() } end
+local function topology() return plan.Topology { world_size = 2 } end
+local world = peri.dist.init { transport = "self" }
+local function fused() return { optimizer = "sgd", learning_rate = 1 } end
+local function ebc() return peri.EmbeddingBagCollection { tables = { config() }, fused_params = fused() } end
+local function dmp()
+  local m = nn.Module()
+  m.ebc = ebc()
+  return peri.DistributedModelParallel { module = m, group = world, plan = { ebc = { t = plan.table_wise(0) } } }
+end
+
+--- What scripts hold: name -> how it is made.
+local makers = {
+  SGD = sgd, Adam = function() return optim.Adam { params = parameters() } end,
+  RowWiseAdagrad = function() return optim.RowWiseAdagrad { params = parameters() } end,
+  StepLR = function() return optim.StepLR { optimizer = sgd(), step_size = 1 } end,
+  OneCycleLR = function() return optim.OneCycleLR { optimizer = sgd(), max_lr = 1, total_steps = 9, cycle_momentum = false } end,
+  WarmupOptimizer = function() return optim.WarmupOptimizer { optimizer = sgd(), stages = {} } end,
+  GradientClippingOptimizer = function() return optim.GradientClippingOptimizer { optimizer = sgd() } end,
+  CombinedOptimizer = function() return optim.CombinedOptimizer { sgd() } end,
+  FusedOptimizer = function() return dmp():fused_optimizer() end,
+  EmbeddingBagConfig = config, EmbeddingConfig = function()
+    return peri.EmbeddingConfig { name = "t", num_embeddings = 10, embedding_dim = 4, feature_names = { "f" } }
+  end,
+  CacheParams = function() return embed.CacheParams {} end,
+  HashZchEvictionConfig = function() return embed.HashZchEvictionConfig { features = { "f" }, single_ttl = 1 } end,
+  ParameterSharding = function() return plan.row_wise() end, ParameterConstraints = function() return plan.ParameterConstraints {} end,
+  ShardingPlan = function() return plan.ShardingPlan {} end, Topology = topology,
+  EmbeddingShardingPlanner = function() return plan.EmbeddingShardingPlanner { topology = topology() } end,
+  QuantizedCommCodec = function() return peri.dist.QuantizedCommCodec {} end,
+  QuantizedCommCodecs = function() return peri.dist.QuantizedCommCodecs {} end, ["peri.Group"] = function() return world end,
+  TrainPipelineBase = function() return peri.TrainPipelineBase { model = nn.Sequential {}, optimizer = false } end,
+  Schedule = function() return peri.pipeline.schedules.base end,
+  NEMetric = function() return nn.metrics.NEMetric {} end, AUCMetric = function() return nn.metrics.AUCMetric {} end,
+  Linear = function() return nn.Linear { in_features = 3, out_features = 2 } end, Dropout = function() return nn.Dropout {} end,
+  MLP = function() return nn.MLP { in_size = 3, layer_sizes = { 2 } } end,
+  BatchNorm1d = function() return nn.BatchNorm1d { num_features = 3 } end,
+  EmbeddingBagCollection = ebc, ShardedEmbeddingBagCollection = function() return dmp().module.ebc end,
+  ["synthetic loader"] = function()
+    return peri.data.synthetic { batch_size = 2, num_rows = 10 }
+  end,
+}
+
+describe("an object", function()
+  for name, make in util.ordered(makers) do
+    it("takes no field that it does not have: " .. name, function()
+      local object = make()
+      local class = getmetatable(object)
+      for _, key in ipairs { "num_embedings", "lrr", "learning_rte", 1 } do
+        for _, value in ipairs { 5, "x", true, {}, peri.ones({ 1 }):requires_grad() } do
+          local ok, err = pcall(function() object[key] = value end)
+          assert.is_false(ok, tostring(key))
+          assert.equal(("%s: no field '%s' can be set; allowed: "):format(class.class_name, tostring(key)),
+            err.message:match "^(.- can be set; allowed: )")
+          assert.is_nil(rawget(object, key))
+        end
+      end
+      for key, value in pairs(object) do object[key] = value end -- those that it has
+    end)
+  end
+
+  it("that sets numbers another way says how", function()
+    local o = optim.SGD { params = parameters(), lr = 1 }
+    local ok, err = pcall(function() o.lr = 5 end)
+    assert.is_false(ok)
+    assert.equal("SGD: no field 'lr' can be set, it is a method; allowed: names, param_groups, params; numbers are fields of "
+      .. "param_groups[i]: dampening, lr, momentum, weight_decay; set_lr(lr) sets the rate of all", err.message)
+    assert.equal(1, o:lr())
+    assert.is_false((pcall(function() o.param_groups[1].lrr = 5 end)))
+  end)
+
+  it("takes what it could have been made with, and a method of one's own in place of its own", function()
+    local c = config()
+    c.init_fn = embed.constant(3)
+    assert.equal(3, c:initialiser().a)
+    local o = sgd()
+    function o.lr() return 7 end
+    assert.equal(7, o:lr())
+  end)
+
+  it("of a script's own class takes any", function()
+    local Mine = util.class("Mine", optim.SGD)
+    local o = Mine { params = parameters() }
+    o.count = 1
+    assert.equal(1, o.count)
+    for _, base in ipairs { nn.Module, nn.Linear, nn.Sequential } do
+      local Own = base:extend "Own"
+      function Own.init() end
+      local m = Own()
+      m.count, m.inner = 1, nn.Linear { in_features = 1, out_features = 1 }
+      assert.equal(1, m.count)
+      assert.equal("inner", m:named_children()[1].name)
+    end
+    local m = nn.Module()
+    m.count = 1
+  end)
+end)
+
+describe("a parameter", function()
+  it("is once in an optimizer, in several together, and in a norm", function()
+    local p, q = unpack(parameters())
+    local again = p:detach() -- another tensor of the same memory is another parameter
+    assert.is_true(#optim.SGD({ params = { p, again:requires_grad() } }).params == 2)
+    local function refused(text, f, ...)
+      local ok, err = pcall(f, ...)
+      assert.is_false(ok)
+      assert.equal(text, err.message)
+    end
+    local twice = "%s: params[3] is the same tensor as params[1]; each may be there once"
+    for _, name in ipairs { "SGD", "Adagrad", "Adam", "AdamW", "RMSprop", "RowWiseAdagrad" } do
+      refused(twice:format(name), optim[name], { params = { p, q, p } })
+      refused(twice:format(name), optim[name], { params = { { name = "a", tensor = p }, { name = "b", tensor = q },
+        { name = "c", tensor = p } } })
+    end
+    refused(twice:format "grad_norm", optim.grad_norm, { p, q, p })
+    refused(twice:format "clip_grad_norm", optim.clip_grad_norm, { p, q, p }, 1)
+    refused("CombinedOptimizer: the parameters of all, params[3] is the same tensor as the parameters of all, params[1]; each may be there "
+      .. "once", optim.CombinedOptimizer, { { name = "a", optimizer = optim.SGD { params = { p, q } } }, { name = "b",
+        optimizer = optim.Adam { params = { p } } } })
+    local tied = nn.Module()
+    tied.a, tied.b = nn.Linear { in_features = 3, out_features = 2 }, nn.Linear { in_features = 3, out_features = 2 }
+    tied.b.weight = tied.a.weight
+    assert.equal(3, #optim.SGD({ params = tied }).params) -- of a module, what is shared counts once
+  end)
+end)
