@@ -63,6 +63,13 @@ typedef struct peri__bags {
     peri__report *report;           /* a check on its way, or NULL */
 } peri__bags;
 
+/** How often the tensors that *b was made of have been changed in place together. Lengths or offsets that were derived do not count: when
+ *  they are made is not the caller's doing. */
+static inline int64_t peri__bags_version(const peri__bags *b)
+{
+    return (b->given_lengths ? peri_tensor_version(b->lengths) : 0) + (b->given_offsets ? peri_tensor_version(b->offsets) : 0);
+}
+
 /** Writes "key 'f2', sample 17" into @text. */
 typedef void (*peri__bag_text_fn)(const void *owner, int64_t bag, char *text, size_t len);
 

@@ -88,6 +88,11 @@ peri_status peri__jt_adopt(peri_tensor *values, peri_tensor *weights, peri_tenso
 
 int64_t peri_jt_bags(const peri_jt *jt) { return jt->bags.bags; }
 
+int64_t peri_jt_version(const peri_jt *j)
+{
+    return j ? peri_tensor_version(j->values) + peri_tensor_version(j->weights) + peri__bags_version(&j->bags) : 0;
+}
+
 peri_status peri_jt_values(peri_jt *jt, peri_tensor **out)
 {
     PERI_NEED(jt);

@@ -266,6 +266,13 @@ void peri_kjt_describe(const peri_kjt *k, peri_kjt_desc *out)
                            .synced = k->synced};
 }
 
+int64_t peri_kjt_version(const peri_kjt *k)
+{
+    if (!k) return 0;
+    int64_t rest = peri_tensor_version(k->weights) + peri_tensor_version(k->inverse);
+    return peri_tensor_version(k->values) + rest + peri__bags_version(&k->bags);
+}
+
 peri_keys *peri_kjt_keys(const peri_kjt *k) { return k->keys; }
 peri_keys *peri_kjt_inverse_keys(const peri_kjt *k) { return k->inverse_keys; }
 const int64_t *peri_kjt_stride_per_key(const peri_kjt *k) { return k->stride_per_key; }

@@ -113,6 +113,8 @@ peri_status peri_kt_from_tensors(peri_keys *keys, peri_tensor *const *tensors, i
     return status;
 }
 
+int64_t peri_kt_version(const peri_kt *kt) { return kt ? peri_tensor_version(kt->values) : 0; }
+
 peri_keys *peri_kt_keys(const peri_kt *kt) { return kt->keys; }
 int32_t peri_kt_key_dim(const peri_kt *kt) { return kt->key_dim; }
 const int64_t *peri_kt_length_per_key(const peri_kt *kt) { return kt->length_per_key; }

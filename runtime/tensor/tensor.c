@@ -193,6 +193,8 @@ peri_status peri__tensor_view(peri_tensor *base, int32_t ndim, const int64_t *sh
 }
 
 peri_status peri__detached(peri_tensor *t, peri_tensor **out) { return peri__tensor_view(t, t->ndim, t->shape, t->stride, t->offset, out); }
+int64_t peri_tensor_version(const peri_tensor *t) { return t ? (int64_t)peri__version(t) : 0; }
+
 peri_status peri_tensor_detach(peri_tensor *t, peri_tensor **out)
 {
     PERI_NEED(t);

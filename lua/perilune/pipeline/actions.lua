@@ -2,21 +2,32 @@
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
+local Flight = require "perilune.pipeline.flight"
 local post_deferred = require("perilune.shard.embedding").post_deferred
 local kind_of = require("perilune.errors").kind
 
 local M = {}
 
-function M.load(pipeline, context) pipeline.supply:load(context) end
+function M.load(pipeline, context)
+  pipeline.supply:load(context)
+  if not context.batch then return end
+  pipeline.loaded = pipeline.loaded or Flight(context.batch)
+  pipeline.loaded:take(context)
+end
 
 function M.to_device(pipeline, context)
   local batch, device = context.batch, pipeline.device
-  if batch and device and batch.to then context.batch = batch:to(device, true) end
+  if not (batch and device and batch.to) then return end
+  Flight.check(pipeline.class_name, context)
+  context.batch = batch:to(device, true)
+  pipeline.moved = pipeline.moved or Flight(context.batch)
+  pipeline.moved:take(context)
 end
 
 --- Ids of all modules whose arguments are known set out, announced in one message.
 function M.input_dist(pipeline, context)
   local forwards, list, n = pipeline.forwards, pipeline.sent_together, 0
+  Flight.check(pipeline.class_name, context)
   for i = 1, #forwards do
     local f = forwards[i]
     if f:ready() then
@@ -157,6 +168,7 @@ end
 
 function M.forward(pipeline, context)
   local forwards = pipeline.forwards
+  Flight.check(pipeline.class_name, context)
   for i = 1, #forwards do forwards[i].context = context end
   if pipeline.hooks then pipeline.hooks:set(context) end
   local loss, second, third
@@ -238,7 +250,10 @@ end
 function M.own(pipeline, context, operation)
   local run, channel, group = operation.access.run, operation.access.channel, pipeline.group
   local dists, rows, events, index = context.dists, context.rows, context.events, context.index
+  Flight.check(pipeline.class_name, context)
   if not channel or not group then run(context, pipeline) else run_on_channel(run, group, channel, context, pipeline) end
+  local noted = context.noted.flight -- an operation may change its batch
+  if noted and context.batch then noted:take(context) end
   if context.dists == dists and context.rows == rows and context.events == events and context.index == index then return end
   context.dists, context.rows, context.events, context.index = dists, rows, events, index
   P.fail(("operation '%s' has assigned to dists, rows, events or index of its context, which are the pipeline's; a table for operations is "

@@ -1,5 +1,6 @@
 -- base.lua: TorchRec's pipelines: classes that run a schedule of schedules/. All take model, optimizer, device, schedule (a function(step)
--- that is called before each step: learning rates), inputs, vote and empty_batch (pipeline.lua says what they are), and some their own.
+-- that is called before each step, sets learning rates, and returns nothing), inputs, vote and empty_batch (pipeline.lua says what they
+-- are), and some their own.
 --
 --   local pipeline = peri.TrainPipelineSparseDist { model = model, optimizer = optimizer }
 --   for loss in pipeline:run(batches) do ... end        -- numbers; every batch of the iterator is trained on

@@ -2,6 +2,7 @@
 -- and again; tensors that operations make for a batch live in its context's scope, and die with the batch.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
+local Flight = require "perilune.pipeline.flight"
 local signature = require "perilune.signature"
 
 local M = {}
@@ -10,14 +11,15 @@ local M = {}
 --- ranks have one; dists, rows: by pipelined module, what its input_dist and its lookup returned, until they are used; sent: by module,
 --- the arguments whose ids were sent; input, upstream: { work, tensor } from the stages beside this one; loss, second, third: what the
 --- model returned; own: for a user's operations; gradient: while one with a hook runs, that of the module's output (nil: none flowed back);
---- events: by place of an operation, of its last run for a batch that was here.
+--- noted: what the batch was when it was loaded (flight.lua); events: by place of an operation, of its last run for a batch that was here.
 local TrainPipelineContext = util.class "TrainPipelineContext"
 M.TrainPipelineContext = TrainPipelineContext
 
 function TrainPipelineContext:init(modules)
+  util.integer("TrainPipelineContext", "modules", modules, 0, 2 ^ 20)
   self.index, self.exists, self.batch, self.vote, self.dists, self.rows = -1, -1, false, false, {}, {}
   self.loss, self.second, self.third, self.own, self.events = false, false, false, {}, {}
-  self.input, self.upstream = false, false
+  self.input, self.upstream, self.noted = false, false, Flight.new_note()
   self.sent = {}
   for i = 1, modules do self.dists[i], self.rows[i], self.sent[i] = false, false, { false, false, false } end
   self.scope = P.new_scope()
@@ -37,6 +39,7 @@ function TrainPipelineContext:close()
     local sent = self.sent[i]
     self.dists[i], self.rows[i], sent[1], sent[2], sent[3] = false, false, false, false, false
   end
+  self.noted.flight, self.noted.batch = false, false
   P.close_scope(self.scope)
 end
 

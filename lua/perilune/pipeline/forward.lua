@@ -1,9 +1,13 @@
 -- forward.lua: what stands before a sharded module while a pipeline runs: it gives the model's forward pass what earlier operations made of
 -- the batch. TorchRec finds out by tracing what of the batch a module is called with; here the first forward pass shows it: an argument
 -- that is a field of the batch, found by its identity.
+local ffi = require "ffi"
+local bit = require "bit"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local shard = require "perilune.shard"
+local Tensor = require "perilune.tensor"
+local KJT = require("perilune.jagged").KeyedJaggedTensor
 local kind_of = require("perilune.errors").kind
 local signature = require "perilune.signature"
 
@@ -109,8 +113,14 @@ end
 function BaseForward:defer(context)
   local batch = context.batch
   if not self:ready() then P.fail(("module '%s': what of a batch it is called with is not known yet"):format(self.path)) end
-  if self.given then return self.module:defer(self.given(batch)) end
   local args, sent = self.args, context.sent[self.index]
+  if self.given then
+    local a, b, c = self.given(batch)
+    if a == nil then P.fail(("inputs['%s'] returned nothing for batch %d, wanted what the module is called with"):format(self.path,
+      context.index)) end
+    sent[1], sent[2], sent[3] = a, b, c
+    return self.module:defer(a, b, c)
+  end
   local a, b, c = args[1]:of(batch), args[2]:of(batch), args[3]:of(batch)
   sent[1], sent[2], sent[3] = a, b, c
   return self.module:defer(a, b, c)
@@ -137,10 +147,52 @@ local function same(known, value)
   return rawequal(known, value) or type(known) ~= "table" and type(known) ~= "cdata" and known == value
 end
 
+local function bytes_of(t)
+  local data = t:read()
+  return ffi.string(data, ffi.sizeof(data))
+end
+
+--- How what an `inputs` function gave differs from an argument of the call, in words; nil: it does not. whole: look at all numbers too.
+local function difference(given, got, whole)
+  given, got = util.resolve(given), util.resolve(got)
+  if same(given, got) then return end
+  if KJT.is(given) and KJT.is(got) then
+    local a, b = given:describe(), got:describe()
+    if a.values ~= b.values or a.bags ~= b.bags or a.weighted ~= b.weighted or a.values_dtype ~= b.values_dtype
+      or table.concat(given:keys(), "\0") ~= table.concat(got:keys(), "\0") then
+      return ("%s, and the call had %s"):format(tostring(given), tostring(got))
+    end
+    return whole and not given:equal(got) and "other ids, lengths or weights than the call had" or nil
+  end
+  if Tensor.is(given) and Tensor.is(got) then
+    if given:dtype() ~= got:dtype() or table.concat(given:shape(), " ") ~= table.concat(got:shape(), " ") then
+      return ("%s, and the call had %s"):format(tostring(given), tostring(got))
+    end
+    return whole and bytes_of(given) ~= bytes_of(got) and "other numbers than the call had" or nil
+  end
+  return ("%s, and the call had %s"):format(kind_of(given), kind_of(got))
+end
+
+--- Whether all numbers of batch n are compared: those of the first three, and of every batch whose number is a power of two.
+local function looked_at(n) return n < 3 or bit.band(n, n - 1) == 0 end
+
+--- The model must call the module with what `inputs` said. What they are and how much of it is looked at in every batch; the numbers, which
+--- costs something, now and then.
+function BaseForward:check_given(context, a, b, c)
+  local sent, whole = context.sent[self.index], looked_at(context.index)
+  local why, number = difference(sent[1], a, whole), 1
+  if not why then why, number = difference(sent[2], b, whole), 2 end
+  if not why then why, number = difference(sent[3], c, whole), 3 end
+  if not why then return end
+  P.fail(("inputs['%s'] gave for batch %d, as argument %d of the module's call, %s; it has to give what the model calls the module with")
+    :format(self.path, context.index, number, why))
+end
+
 --- The model must call the module with what has been sent already.
 function BaseForward:check(context, a, b, c)
+  if self.given then return self:check_given(context, a, b, c) end
   local args, sent = self.args, context.sent[self.index]
-  if not args or self.given then return end
+  if not args then return end
   if same(sent[1], a) and same(sent[2], b) and same(sent[3], c) then return end
   local named, path = tostring(args[1]), self.path
   if same(args[1]:of(context.batch), a) then

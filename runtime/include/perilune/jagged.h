@@ -77,6 +77,8 @@ PERI_API void peri_jt_retain(peri_jt *jt);
 PERI_API void peri_jt_release(peri_jt *jt);
 /** Number of bags. */
 PERI_API int64_t peri_jt_bags(const peri_jt *jt);
+/** As peri_kjt_version. */
+PERI_API int64_t peri_jt_version(const peri_jt *jt);
 /** Its tensors. Weights: NULL if there are none. Lengths and offsets are derived when they were not given: lengths in the dtype of the
  *  offsets, offsets as i64. */
 PERI_API peri_status peri_jt_values(peri_jt *jt, peri_tensor **out);
@@ -150,6 +152,8 @@ typedef struct peri_kjt_desc {
     bool synced; /* the host knows length_per_key */
 } peri_kjt_desc;
 
+/** How often its tensors, as they were given, have been changed in place together: the sum of peri_tensor_version. 0 for NULL. */
+PERI_API int64_t peri_kjt_version(const peri_kjt *kjt);
 /** Describe @kjt. */
 PERI_API void peri_kjt_describe(const peri_kjt *kjt, peri_kjt_desc *out);
 /** Its keys. Borrowed, live as long as the kjt. */
@@ -265,6 +269,8 @@ PERI_API peri_status peri_kt_from_tensors(peri_keys *keys, peri_tensor *const *t
 /** Add a reference; give one up (NULL is fine). */
 PERI_API void peri_kt_retain(peri_kt *kt);
 PERI_API void peri_kt_release(peri_kt *kt);
+/** As peri_kjt_version. */
+PERI_API int64_t peri_kt_version(const peri_kt *kt);
 /** Its keys. Borrowed, live as long as the kt. */
 PERI_API peri_keys *peri_kt_keys(const peri_kt *kt);
 /** The dimension that the keys divide: 1 or 0. */

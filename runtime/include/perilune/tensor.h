@@ -91,6 +91,10 @@ PERI_API peri_status peri_tensor_to(peri_tensor *t, int32_t dtype, peri_device *
  *  until that stream has come past it. Nobody may change @t before; releasing it is fine. In all other cases it is peri_tensor_to. */
 PERI_API peri_status peri_tensor_upload(peri_tensor *t, int32_t dtype, peri_device *device, peri_tensor **out);
 
+/** How often the memory that @t is in has been changed in place: by fill, write, copy, collectives, optimizers and tables, through whatever
+ *  view. What kernels of a caller's own write is not counted. 0 for NULL. */
+PERI_API int64_t peri_tensor_version(const peri_tensor *t);
+
 /* -- the gradient tape ------------------------------------------------------------------------------------------------------------- */
 
 /** Record operations on this thread from now on, or not (default: on). Returns the previous setting. */
