@@ -130,6 +130,15 @@ local function refuse(meta, text)
   add("__newindex", function(_, key) return ("%s has no field %s that could be set"):format(text, errors.kind(key)) end)
 end
 
+--- function(x): an error unless x is what C made: a handle instead would have two owners, and be freed twice.
+local function pointer_check(name, ctype, text)
+  local pointer_type = ffi.typeof(name .. " *")
+  return function(x)
+    if type(x) == "cdata" and not ffi.istype(ctype, x) and ffi.istype(pointer_type, x) then return end
+    M.fail(("%s is made of what C made (%s *), not of %s"):format(text, name, errors.kind(x)))
+  end
+end
+
 --- Define a handle class over `struct <name>_ref { <name> *ptr; }`: returns wrap(pointer) -> handle, its ctype, and ptr(handle) -> pointer,
 --- which is an error unless it gets a live handle, or a lazy awaitable that stands for one; `text` names the class in that error.
 --- A handle made inside a scope is released when the scope ends; one made outside is released by the garbage collector; handle:release()
@@ -153,13 +162,8 @@ function M.handle(name, methods, meta, text)
     end })
   end
   refuse(meta, text)
-  local ctype, pointer_type = ffi.metatype(name .. "_ref", meta), ffi.typeof(name .. " *")
-  --- An error unless x is what C made: a handle instead would have two owners, and be freed twice.
-  local function check_pointer(x)
-    if type(x) ~= "cdata" or ffi.istype(ctype, x) or not ffi.istype(pointer_type, x) then
-      M.fail(("%s is made of what C made (%s *), not of %s"):format(text, name, errors.kind(x)))
-    end
-  end
+  local ctype = ffi.metatype(name .. "_ref", meta)
+  local check_pointer = pointer_check(name, ctype, text)
   local function unusable(x)
     local y = util.resolve(x)
     if not ffi.istype(ctype, y) then M.fail(("%s is wanted, got %s"):format(text, errors.kind(y))) end
