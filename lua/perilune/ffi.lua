@@ -145,7 +145,7 @@ end
 --- does it at once. Fourth, a wrap whose handles no scope releases, wherever they are made. `meta` (optional) is the metatable; its
 --- __index, if it has one, must look methods up itself.
 function M.handle(name, methods, meta, text)
-  text = text or name:gsub("^peri_", "")
+  text, meta = text or (name:gsub("^peri_", "")), meta or {}
   local release_name = name .. "_release"
   local release = function(ptr) C[release_name](ptr) end
   local function finalize(h)
@@ -154,7 +154,6 @@ function M.handle(name, methods, meta, text)
       h.ptr = nil
     end
   end
-  meta = meta or {}
   if not meta.__index then -- LuaJIT's own words for a name that is not there would be those of the C struct
     meta.__index = setmetatable(methods, { __index = function(_, key)
       if type(key) == "string" then util.unknown(text, key, { methods }, "method ") end
