@@ -21,6 +21,9 @@ local run_options = {
   { "--keep", value = "N", help = "With --checkpoint: keep the newest N (default: 3)." },
   { "--resume", value = "WHICH", help = "With --checkpoint: go on from the newest good checkpoint (auto, the default), from none "
     .. "(no), or from that of a path." },
+  { "--grace", value = "GRACE", help = "How long a script that has called peri.on_stop may take to stop when SIGTERM or Ctrl-C asks: "
+    .. "25s (default), 2m; a second Ctrl-C ends it at once." },
+  { "--stop-on", value = "SIGNAL", many = true, help = "SIGUSR1 or SIGUSR2: it asks to stop too, as Slurm's --signal=USR1@120 does." },
   { "--traceback", help = "Print where an error came from (also PERI_TRACEBACK=1)." },
 }
 
@@ -62,8 +65,22 @@ local function nodes(text)
   return text
 end
 
+--- Seconds of "25s", "2m", "1h", "25".
+local function duration(text)
+  local number, unit = text:match "^(%d+%.?%d*)([smh]?)$"
+  local seconds = tonumber(number) and tonumber(number) * ({ s = 1, m = 60, h = 3600, [""] = 1 })[unit]
+  if seconds and seconds > 0 and seconds <= 1e6 then return seconds end
+  return nil, ("--grace: '%s', allowed: times above 0 such as 25s, 2m, 1h"):format(text)
+end
+
+local function warning(text)
+  if text == "SIGUSR1" or text == "SIGUSR2" then return text end
+  return nil, ("--stop-on: '%s', allowed: SIGUSR1, SIGUSR2"):format(text)
+end
+
 --- What makes a value of the text of an option, by what stands for it in the help.
-local converters = { N = whole "--keep", RANKS = whole "-n", THREADS = whole("-t", MOST_THREADS), POLICY = binding, LIST = nodes }
+local converters = { N = whole "--keep", GRACE = duration, SIGNAL = warning, RANKS = whole "-n", THREADS = whole("-t", MOST_THREADS),
+  POLICY = binding, LIST = nodes }
 
 local function add_plan(parser)
   local plan = parser:command("plan", "Plan where the tables of a model live, and say why; needs no ranks and no weights.")
@@ -345,7 +362,8 @@ function M.main(words)
   end
   return require("perilune.launch").run {
     ranks = options.ranks, script = options.script, arguments = options.arguments, hosts = options.host, hostfile = options.hostfile,
-    bind = options.bind, mpi = mpi, traceback = options.traceback,
+    bind = options.bind, mpi = mpi, traceback = options.traceback, grace = options.grace,
+    stop_on = options.stop_on,
   }
 end
 

@@ -7,6 +7,17 @@ local reports = require "perilune.launch.reports"
 
 local M = {}
 
+local GRACE = 25   -- seconds: less than the 30 that Slurm and others leave before they kill
+local STOPPED = 75 -- exit code (EX_TEMPFAIL): see launch/job.lua, which gives it to a job
+
+--- Numbers of signals by their names.
+local function signals(names)
+  local numbers = { SIGUSR1 = 10, SIGUSR2 = 12 }
+  local list = {}
+  for i, name in ipairs(names or {}) do list[i] = numbers[name] end
+  return list
+end
+
 -- -- the world around this process -------------------------------------------------------------------------------------------------
 
 --- Launchers of processes and the variables by which they tell a process its place. Slurm sets SLURM_PROCID in batch scripts too;
@@ -51,7 +62,8 @@ local function mentions(words, name)
 end
 
 --- The mpirun command for a run: a list of arguments.
---- options: ranks, script, arguments (list), hosts, hostfile, bind, mpi (list of further mpirun arguments), traceback; words: the
+--- options: ranks, script, arguments (list), hosts, hostfile, bind, mpi (list of further mpirun arguments), traceback, grace (seconds that
+--- the script has to stop), stop_on (list of names of signals that ask for it, beside SIGTERM and SIGINT); words: the
 --- launcher's command line on every rank, if it is not to run a script.
 --- machine: program (of the launcher), cpus, root, peer_memory, ssh, allocation (of a batch system: it may span machines), folder (of
 --- this job, for files of Open MPI's; nil: where it likes), openmpi (facts of its mpirun: launch/openmpi.lua): what is known of this
@@ -88,6 +100,8 @@ function M.command(options, machine)
   if not options.words then
     append(c, "run")
     if options.traceback then append(c, "--traceback") end
+    if options.grace then append(c, "--grace", tostring(options.grace)) end
+    for _, name in ipairs(options.stop_on or {}) do append(c, "--stop-on", name) end
     append(c, options.script)
   end
   for _, word in ipairs(options.words or options.arguments) do append(c, word) end
@@ -228,11 +242,41 @@ local function tell_unsaved(world)
   say(("perilune: nothing was saved in '%s': the script made no peri.checkpoint.Saver (docs/checkpoints.md)"):format(folder))
 end
 
---- Run a script (its path, or a function) in this process with `arg` as plain luajit sets it. Returns the exit code; os.exit in the script
---- ends the process after leaving the world.
-function M.run_here(script, arguments, traceback, launched)
-  local world = M.world()
+--- Let the script heed signals once it calls peri.on_stop (stop.lua).
+local function offer_stops(options, world)
+  package.preload["perilune.stop.source"] = function()
+    local launcher, launched = require "perilune.launcher", world and world.launched
+    return {
+      grace = options.grace or GRACE, asked = launcher.stop_asked,
+      open = function()
+        launcher.stops(options.grace or GRACE, launched, signals(options.stop_on))
+        if launched then io.stderr:write(("\30heeds %d 0 \n"):format(world.rank)) end
+      end,
+    }
+  end
+end
+
+--- The exit code of a script that has come to its end, after it was asked to stop or not.
+local function code_of(world)
+  local stop = package.loaded["perilune.stop"]
+  local reason = stop and stop.stopped()
+  if not reason then return 0 end
+  if world and world.launched then -- mpirun would end the other ranks for another code than 0
+    io.stderr:write(("\30stopped %d 0 %s\n"):format(world.rank, reason))
+    return 0
+  end
+  if not world or world.rank == 0 then
+    say(("perilune: stopped after a step, as it was asked to (%s): it can be started again"):format(reason))
+  end
+  return STOPPED
+end
+
+--- Run a script (its path, or a function) in this process with `arg` as plain luajit sets it. options: as of `command`. Returns the exit
+--- code; os.exit in the script ends the process after leaving the world.
+function M.run_here(options, launched)
+  local world, script, arguments = M.world(), options.script, options.arguments
   if world then world.launched = launched end
+  offer_stops(options, world)
   local chunk, problem = script, nil
   if type(script) ~= "function" then chunk, problem = loadfile(script) end
   if not chunk then
@@ -243,7 +287,7 @@ function M.run_here(script, arguments, traceback, launched)
   for i, a in ipairs(arguments) do args[i] = a end
   _G.arg = args
   io.stdout:setvbuf "line"
-  if traceback then errors.tracing = true end
+  if options.traceback then errors.tracing = true end
 
   local exit = os.exit
   os.exit = function(code, close) -- luacheck: ignore 122
@@ -264,7 +308,7 @@ function M.run_here(script, arguments, traceback, launched)
   os.exit = exit -- luacheck: ignore 122
   if ok then
     tell_unsaved(world)
-    return 0
+    return code_of(world)
   end
   io.stdout:flush()
   local message = report(err, world)
@@ -309,7 +353,7 @@ function M.launch(options)
   end
   if not (options.hosts or options.hostfile or machine.allocation) then machine.folder = launcher.folder(options.ranks * SEGMENT) end
   local code, why = require("perilune.launch.job").run(M.command(options, machine), options.ranks,
-    tonumber(os.getenv "PERI_START_TIMEOUT_S") or 300)
+    tonumber(os.getenv "PERI_START_TIMEOUT_S") or 300, options.grace or GRACE, signals(options.stop_on))
   if machine.folder then launcher.remove(machine.folder) end
   return code or no_mpirun(why)
 end
@@ -325,7 +369,7 @@ function M.run(options)
   if world then require("perilune.launcher").watch(world.rank) end
   if not world and (options.ranks or 1) == 1 then require("perilune.launcher").interruptible() end
   if world or ((options.ranks or 1) == 1 and not options.hosts and not options.hostfile) then
-    local code = M.run_here(options.script, options.arguments, options.traceback, launched)
+    local code = M.run_here(options, launched)
     require("perilune.launcher").settled()
     return code
   end

@@ -23,6 +23,8 @@ struct lua_State;
  *  children, sweep (job.c). */
 void peri__watch_register(struct lua_State *L);
 void peri__job_register(struct lua_State *L);
+/** stops, stop_asked (stop.c). */
+void peri__stop_register(struct lua_State *L);
 /** libraries (libraries.c). */
 void peri__libraries_register(struct lua_State *L);
 

@@ -48,11 +48,15 @@ static int failure(lua_State *L, const char *what)
     return 2;
 }
 
-/** In the child: become the program @words; says why not through @report. */
+/** In the child: become the program @words; says why not through @report. A Ctrl-C, or a SIGTERM to the whole group of processes, is the
+ *  launcher's, which may give the ranks time; mpirun would end them at once, and does so at a SIGHUP. */
 static _Noreturn void become(char *const *words, int error, int report, pid_t parent, const sigset_t *mask)
 {
-    sigprocmask(SIG_SETMASK, mask, NULL);
-    prctl(PR_SET_PDEATHSIG, SIGTERM, 0, 0, 0); /* no ranks without a launcher */
+    sigset_t ours = *mask;
+    sigaddset(&ours, SIGINT);
+    sigaddset(&ours, SIGTERM);
+    sigprocmask(SIG_SETMASK, &ours, NULL);
+    prctl(PR_SET_PDEATHSIG, SIGHUP, 0, 0, 0); /* no ranks without a launcher */
     if (getppid() == parent && dup2(error, STDERR_FILENO) >= 0) execvp(words[0], words);
     int problem = errno;
     if (write(report, &problem, sizeof problem) < 0) _exit(126);
@@ -74,7 +78,7 @@ static int files(lua_State *L)
     return 1;
 }
 
-/** start(list of words): run a program. Its process id, or nil and why not. */
+/** start(list of words, list of numbers): run a program; wait for these signals too. Its process id, or nil and why not. */
 static int start(lua_State *L)
 {
     luaL_checktype(L, 1, LUA_TTABLE);
@@ -93,6 +97,11 @@ static int start(lua_State *L)
         struct sigaction now;
         sigaction(*s, NULL, &now);
         if (now.sa_handler != SIG_IGN || *s == SIGCHLD) sigaddset(&set, *s); /* nohup's, and the shell's for what runs behind */
+    }
+    for (int i = 1; i <= (int)lua_objlen(L, 2); i++) {
+        lua_rawgeti(L, 2, i);
+        sigaddset(&set, (int)lua_tointeger(L, -1));
+        lua_pop(L, 1);
     }
     sigprocmask(SIG_BLOCK, &set, &job.before);
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); /* ranks whose mpirun has died come here: see sweep */
@@ -148,8 +157,7 @@ static bool next_text(lua_State *L)
     return n > 0;
 }
 
-/** next(seconds): what happens next, within so long: "text", string; "signal", number, whether this process alone got it (no terminal
- *  sent it to the program too); "end", exit code, signal or nil; "time". */
+/** next(seconds): what happens next, within so long: "text", string; "signal", number; "end", exit code, signal or nil; "time". */
 static int next(lua_State *L)
 {
     double seconds = luaL_checknumber(L, 1);
@@ -163,8 +171,7 @@ static int next(lua_State *L)
         if (next_signal(&info)) {
             lua_pushliteral(L, "signal");
             lua_pushinteger(L, (lua_Integer)info.ssi_signo);
-            lua_pushboolean(L, info.ssi_code != SI_KERNEL);
-            return 3;
+            return 2;
         }
         if (job.ended && waited) break; /* after its end everything that it wrote can be read at once */
         struct pollfd list[2] = {{.fd = job.signals, .events = POLLIN}, {.fd = job.error, .events = POLLIN}};
@@ -178,6 +185,24 @@ static int next(lua_State *L)
     lua_pushinteger(L, WIFSIGNALED(job.status) ? 128 + WTERMSIG(job.status) : WEXITSTATUS(job.status));
     if (WIFSIGNALED(job.status)) lua_pushinteger(L, WTERMSIG(job.status));
     return lua_gettop(L);
+}
+
+/** sought(): a signal to end that somebody has sent the program, which blocks it: the launcher's to heed. nil: none. */
+static int sought(lua_State *L)
+{
+    char path[64], line[256];
+    unsigned long long pending = 0, more = 0;
+    snprintf(path, sizeof path, "/proc/%ld/status", (long)job.pid);
+    FILE *file = fopen(path, "r");
+    while (file && fgets(line, sizeof line, file))
+        if (sscanf(line, "SigPnd: %llx", &more) == 1 || sscanf(line, "ShdPnd: %llx", &more) == 1) pending |= more;
+    if (file) fclose(file);
+    for (const int *s = (const int[]){SIGTERM, SIGINT, 0}; *s; s++) {
+        if (!(pending >> (*s - 1) & 1)) continue;
+        lua_pushinteger(L, *s);
+        return 1;
+    }
+    return 0;
 }
 
 /** State of a process ('Z': it has ended) and its parent; 0: there is none. */
@@ -329,7 +354,7 @@ static int remove_folder(lua_State *L)
 
 void peri__job_register(lua_State *L)
 {
-    static const luaL_Reg functions[] = {{"folder", make_folder}, {"remove", remove_folder},
+    static const luaL_Reg functions[] = {{"folder", make_folder}, {"remove", remove_folder}, {"sought", sought},
                                          {"files", files}, {"start", start}, {"next", next}, {"signal", send_signal},
                                          {"children", children}, {"sweep", sweep}, {"started", started}, {NULL, NULL}};
     luaL_register(L, NULL, functions);

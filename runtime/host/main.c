@@ -20,6 +20,7 @@
 #include <string.h>
 #include <sys/auxv.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
 /* -- require for packed modules ---------------------------------------------------------------------------------------------------- */
@@ -72,6 +73,15 @@ static int cpus(lua_State *L)
     return 1;
 }
 
+/** seconds(): of a clock that nobody sets, from some moment on. */
+static int seconds(lua_State *L)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    lua_pushnumber(L, (lua_Number)t.tv_sec + (lua_Number)t.tv_nsec * 1e-9);
+    return 1;
+}
+
 /** root(): does it run as root? */
 static int root(lua_State *L)
 {
@@ -113,12 +123,14 @@ static int prepare(lua_State *L);
 
 static int open_launcher(lua_State *L)
 {
-    static const luaL_Reg functions[] = {{"cpus", cpus}, {"root", root}, {"terminal", terminal}, {"setenv", set_variable},
+    static const luaL_Reg functions[] = {{"cpus", cpus}, {"seconds", seconds}, {"root", root}, {"terminal", terminal},
+                                         {"setenv", set_variable},
                                          {"peer_memory", peer_memory}, {NULL, NULL}};
     lua_newtable(L);
     luaL_register(L, NULL, functions);
     peri__watch_register(L);
     peri__job_register(L);
+    peri__stop_register(L);
     peri__libraries_register(L);
     char *path = realpath("/proc/self/exe", NULL);
     lua_pushstring(L, path ? path : "perilune");

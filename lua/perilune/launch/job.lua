@@ -7,9 +7,12 @@ local reports = require "perilune.launch.reports"
 
 local M = {}
 
-local INT, HUP, QUIT, KILL, TERM = 2, 1, 3, 9, 15
+local INT, HUP, QUIT, KILL, TERM, USR1, USR2 = 2, 1, 3, 9, 15, 10, 12
+local END = HUP     -- by which mpirun is told to end the ranks: it blocks what else it would heed (runtime/host/job.c)
+local STOPPED = 75  -- exit code (EX_TEMPFAIL) of a job that stopped because it was asked to: it can be started again
 local NAMES = { [INT] = "interrupted (Ctrl-C)", [TERM] = "ended by signal 15 (SIGTERM)", [HUP] = "ended by signal 1 (SIGHUP)",
-  [QUIT] = "ended by signal 3 (SIGQUIT)" }
+  [QUIT] = "ended by signal 3 (SIGQUIT)", [USR1] = "ended by signal 10 (SIGUSR1)", [USR2] = "ended by signal 12 (SIGUSR2)" }
+local SHORT = { [INT] = "Ctrl-C", [TERM] = "SIGTERM", [USR1] = "SIGUSR1", [USR2] = "SIGUSR2" } -- those that scripts may heed
 local PATIENCE = 10 -- seconds that mpirun has to end the ranks: it needs more only where it cannot reach them
 local REST = 3      -- seconds that it has to end when they have: it hangs there at times
 
@@ -133,7 +136,7 @@ local function say(text) io.stderr:write("perilune: ", text, "\n") end
 
 --- Which ranks have started where, and how they ended, by the notes of their watchers: `take(text)` returns the text without the notes.
 function M.roll(ranks)
-  local R = { ranks = ranks, started = {}, ended = {}, n_started = 0, n_ended = 0, code = 0, reports = reports.new(ranks) }
+  local R = { ranks = ranks, started = {}, ended = {}, n_started = 0, n_ended = 0, n_heed = 0, code = 0, reports = reports.new(ranks) }
   local held = ""
 
   local function note(kind, rank, number, text)
@@ -146,6 +149,8 @@ function M.roll(ranks)
       R.n_ended = R.n_ended + 1
       if R.code == 0 then R.code = R.ended[rank] end
     elseif kind == "job" then R.job = text
+    elseif kind == "heeds" then R.n_heed = R.n_heed + 1
+    elseif kind == "stopped" then R.stopped = text
     elseif kind == "error" then R.reports.take(rank, text) end
     return ""
   end
@@ -174,8 +179,12 @@ function M.roll(ranks)
   return R
 end
 
---- What is still to be said about a job that has ended, and its exit code.
-local function verdict(F, R, code, signal, asked)
+--- What is still to be said about a job that has ended, and its exit code. asked: the signal that came; ended: the launcher had it ended.
+local function verdict(F, R, code, signal, asked, ended)
+  if R.stopped and code == 0 and R.code == 0 and not ended then
+    return ("stopped after a step, as it was asked to (%s): it can be started again"):format(SHORT[asked] or R.stopped), STOPPED
+  end
+  if asked and code == 0 and not (signal or ended) then return nil, 0 end -- it came to its end
   if asked then return ("%s; all %d ranks were ended"):format(NAMES[asked], R.ranks), 128 + asked end
   if signal and R.n_ended == R.ranks and R.code == 0 then
     return ("mpirun itself ended by signal %d, after all ranks had ended well"):format(signal), 0
@@ -191,16 +200,57 @@ local function verdict(F, R, code, signal, asked)
   return ending or ("mpirun ended with exit code %d and gave no reason (with --mpi --verbose it says more)"):format(code), code
 end
 
---- Run `command` (a list of words) with so many ranks, all of which must have started after `deadline` seconds. Returns the exit code;
---- nil and why it could not be started.
-function M.run(command, ranks, deadline)
+--- What signals to the launcher come to: `take(signal, now)` one that has come; `late(now)` when the grace time may be over. `asked`: the
+--- first; `dying`: since when mpirun should end the ranks.
+local function orders(R, grace)
   local launcher = require "perilune.launcher"
-  local pid, why = launcher.start(command)
+  local O, stopping = { asked = nil, dying = nil }, nil
+
+  function O.finish(now)
+    O.dying = O.dying or now
+    launcher.signal(END)
+  end
+
+  function O.take(signal, now)
+    local warning = signal == USR1 or signal == USR2
+    local heeded = SHORT[signal] and R.n_heed == R.ranks and R.n_ended == 0
+    if O.dying then
+      if signal == INT then launcher.signal(KILL) end
+    elseif stopping and warning then return
+    elseif heeded and not stopping then
+      O.asked, stopping = signal, now
+      say(("%s: the script is asked to stop, and has %g s for it (--grace)"):format(SHORT[signal], grace))
+      launcher.signal(signal == INT and USR2 or USR1)
+    elseif warning then
+      say(("%s is not heeded: not all ranks have called peri.on_stop"):format(SHORT[signal]))
+    elseif not (stopping and signal == TERM) then -- a second Ctrl-C
+      O.asked = signal
+      O.finish(now)
+    end
+  end
+
+  function O.late(now)
+    local signal = not O.asked and launcher.sought()
+    if signal then O.take(signal, now) end
+    if not stopping or O.dying or now - stopping < grace then return end
+    say(("the script has not stopped within %g s (--grace): it is ended"):format(grace))
+    O.finish(now)
+  end
+
+  return O
+end
+
+--- Run `command` (a list of words) with so many ranks, all of which must have started after `deadline` seconds. grace: seconds that a
+--- script has to stop when a signal asks for it; warnings: further signals that do (numbers). Returns the exit code; nil and why it could
+--- not be started.
+function M.run(command, ranks, deadline, grace, warnings)
+  local launcher = require "perilune.launcher"
+  local pid, why = launcher.start(command, warnings or {})
   if not pid then return nil, why end
   local R, F = M.roll(ranks), M.filter(function(text) io.stderr:write(text) end)
   F.crashed = ("^%%[[^:]*:0*%d%%]"):format(pid)
-  local began = os.time()
-  local asked, dying, quiet -- a signal that came; since when mpirun should end; since when it has no ranks
+  local began = launcher.seconds()
+  local O, quiet = orders(R, grace or 0), nil -- quiet: since when mpirun has no ranks
   local told -- since when reports wait
   local announced = false
   local failed, strict = nil, not openmpi.tolerates(command) -- since when mpirun should end the ranks by itself, because one has failed
@@ -210,12 +260,10 @@ function M.run(command, ranks, deadline)
   end
   while true do
     local event, value, detail = launcher.next(told and 0.1 or 1)
-    local now = os.time()
+    local now = launcher.seconds()
     if R.reports.count == ranks or told and now - told >= reports.COMPLETE or event == "end" then tell() end
     if event == "text" then F.feed(R.take(value))
-    elseif event == "signal" then
-      if detail and not asked then launcher.signal(TERM) end -- a terminal's Ctrl-C has reached mpirun already
-      asked, dying = asked or value, dying or now
+    elseif event == "signal" then O.take(value, now)
     elseif event == "time" then F.flush()
     else
       F.flush()
@@ -223,7 +271,7 @@ function M.run(command, ranks, deadline)
       launcher.sweep()
       local heard = R.reports
       if heard.blind and heard.n_said < ranks then say("no word from " .. R.missing(heard.said, heard.n_said)) end
-      local text, code = verdict(F, R, value, detail, asked)
+      local text, code = verdict(F, R, value, detail, O.asked, O.dying)
       if text then say(text) end
       return code
     end
@@ -233,22 +281,23 @@ function M.run(command, ranks, deadline)
       if R.job ~= "" then launcher.started(R.job) end
     end
     quiet = (R.n_ended == ranks or (R.n_started > 0 and launcher.children() == 0)) and (quiet or now) or nil
-    if not dying and R.n_started < ranks and R.n_ended == 0 and now - began >= deadline then
+    O.late(now)
+    if not O.dying and R.n_started < ranks and R.n_ended == 0 and now - began >= deadline then
       say(("%d of %d ranks did not start within %d s (PERI_START_TIMEOUT_S): %s"):format(ranks - R.n_started, ranks, deadline,
         R.missing(R.started, R.n_started)))
-      F.spoke, dying = true, now
-      launcher.signal(TERM)
+      F.spoke = true
+      O.finish(now)
     end
     failed = failed or strict and R.code ~= 0 and now
-    if failed and not dying and now - failed > PATIENCE then
+    if failed and not O.dying and now - failed > PATIENCE then
       if R.n_ended < ranks then
         say(("mpirun has not ended %s within %d s: it is ended, and what runs on machines that it cannot reach ends by itself"):format(
           R.missing(R.ended, R.n_ended), PATIENCE))
       end
-      F.spoke, dying = true, now
-      launcher.signal(TERM)
+      F.spoke = true
+      O.finish(now)
     end
-    if now - (dying or now) > PATIENCE or now - (quiet or now) > REST then launcher.signal(KILL) end
+    if now - (O.dying or now) > PATIENCE or now - (quiet or now) > REST then launcher.signal(KILL) end
   end
 end
 

@@ -26,6 +26,7 @@ local fits = require "perilune.pipeline.fits"
 local stages = require "perilune.pipeline.stages"
 local acts_at = require("perilune.pipeline.unroll").acts_at
 local signature = require "perilune.signature"
+local stop = require "perilune.stop"
 local kind, accumulate = errors.kind, fits.accumulate
 
 local Pipeline = util.seal(util.class "Pipeline")
@@ -373,7 +374,10 @@ function Pipeline:progress(batches)
   self.supply:raise()
   self.again = self.supply.full -- the next that are together
   if self.following then self:set_schedule(self.following)
-  elseif not self.again then return nil end
+  elseif not self.again then
+    stop.call()
+    return nil
+  end
   return self:progress(batches)
 end
 

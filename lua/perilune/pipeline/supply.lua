@@ -9,6 +9,7 @@ local Batch = require("perilune.data.batch").Batch
 local Loader = require "perilune.data.loader"
 local Workers = require "perilune.data.workers"
 local errors = require "perilune.errors"
+local stop = require "perilune.stop"
 
 local Supply = util.class "Supply"
 
@@ -26,7 +27,7 @@ end
 --- ended: the source has no more; stopping: somebody wants no more; held: another schedule is to go on with the source; most: so many are
 --- together, and the others wait for the next start; full: so many were given. again: they go on so; before: with so many before them.
 function Supply:start(source, again)
-  local stopping = again and self.stopping or false
+  local stopping = again and self.stopping or stop.stopped() ~= nil
   local over = self.held and self.ended and rawequal(source, self.source)
   self.before = again and self.before + self.total or 0
   self.source, self.total, self.failed, self.error = source, math.huge, 0, nil
@@ -139,12 +140,12 @@ local function next_batch(self)
 end
 
 --- What this rank says with a batch, or with none: whether it has one; who has failed; whether somebody wants no more; whether nobody can
---- train without this rank, which has none; who is to go on with another schedule, and who is not.
+--- train without this rank, which has none; who is to go on with another schedule, and who is not; what stop.lua says.
 local function votes_of(self, batch)
   local rank, failed = self.group:rank() + 1, self.error ~= nil
   local alone = self.lockstep or failed and not (self.empty and self.empty[1] ~= nil or not self.empty and self.make_empty)
   return { batch and 1 or 0, failed and rank or 0, self.stopping and 1 or 0, not batch and alone and 1 or 0, self.held and rank or 0,
-    not self.held and rank or 0 }
+    not self.held and rank or 0, stop.says() }
 end
 
 --- Ask for the batch of `context`, and let the others know. Collective, if there are others.
@@ -154,6 +155,12 @@ function Supply:load(context)
   if context.index >= self.most then
     self.total, self.full = context.index, true
     return
+  end
+  local asked, since = 0, 0
+  if P.state.stop then asked, since = stop.says() end
+  if asked > 0 then
+    self:stop()
+    if not self.group then stop.agree(asked, since) end
   end
   local batch = next_batch(self)
   context.batch = batch
@@ -171,6 +178,10 @@ local function settle(self, context)
   context.vote = false
   if failed > 0 then self.failed, self.dry = failed, true end
   if result:item(2) > 0 then self.stopping, self.dry = true, true end
+  if result:item(6) > 0 then
+    self.stopping, self.dry = true, true
+    stop.agree(result:item(6), result:item(7))
+  end
   local held, goes_on = result:item(4), result:item(5)
   if held > 0 and goes_on > 0 then
     give_up(self, "set_schedule was called on rank %d and not on rank %d: it is collective", held - 1, goes_on - 1)
