@@ -15,7 +15,7 @@ local function srun(act)
     export SLURM_PROCID=$rank SLURM_STEP_NUM_TASKS=3 SLURM_STEP_NUM_NODES=1
     unset OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_LOCAL_SIZE OMPI_COMM_WORLD_LOCAL_RANK
     "$@"; code=$?
-    echo "rank $rank: code $code"; exit $code]])
+    echo "rank $rank: code $code"; exit 0]]) -- Open MPI 5 at times loses the last words of a rank that ends with another code
   local path = shell.write(folder .. "/script.lua", ([[
     local peri = require "perilune"
     local world = peri.init { timeout = 30 }
@@ -23,7 +23,7 @@ local function srun(act)
     world:barrier():wait()
     if world.rank_number == 1 then %s end
     world:all_reduce(peri.ones { 3 }):wait()]]):format(act))
-  local out = shell.run(("%s --mca orte_abort_on_non_zero_status 0 -n 3 sh %s %s run %s"):format(shell.mpirun, rank, shell.perilune, path),
+  local out = shell.run(("%s --enable-recovery -n 3 sh %s %s run %s"):format(shell.mpirun, rank, shell.perilune, path),
     { PERI_LOG = "error", PMIX_MCA_pmix_client_base_verbose = "5", PMIX_MCA_psec = "^munge" })
   local codes, left = {}, {}
   for r = 0, 2 do

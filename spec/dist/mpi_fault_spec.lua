@@ -16,7 +16,7 @@ end
 local function run(fault, speak, printed, preload)
   local rank_command = preload and shell.rank:gsub("LD_PRELOAD='(.-)'", ("LD_PRELOAD='%%1 %s'"):format(preload)) or shell.rank
   local ranks, log, said = {}, {}, 0
-  local pipe = mpirun(("--mca orte_enable_recovery 1 -n 3 %s spec/support/fault_rank.lua %s"):format(rank_command, fault))
+  local pipe = mpirun(("--enable-recovery -n 3 %s spec/support/fault_rank.lua %s"):format(rank_command, fault))
   local process = pipe:read "*n"
   for line in pipe:lines() do
     local rank, seconds, name, message = line:match "^(%d+)|([%d.]+)|(%w+)|(.*)$"

@@ -57,7 +57,7 @@ describe("joining the world waits no longer than it may for a rank that", functi
     assert.is_truthy(out:find("rank 1", 1, true), out)
     assert.is_true(seconds < 15, seconds .. " s") -- without the launcher's word that all have been started: more than 20
   end)
-  case("is killed before it, when mpirun lets the others live", "--mpi --mca orte_enable_recovery 1", "act() peri.init()", kill,
+  case("is killed before it, when mpirun lets the others live", "--mpi --enable-recovery", "act() peri.init()", kill,
     "mpi: joining the world")
 
   it("was refused for its arguments before", function()
@@ -95,7 +95,7 @@ describe("joining the world waits no longer than it may for a rank that", functi
 
   it("is killed while groups are made, when mpirun lets the others live", function()
     if missing then return pending(missing) end
-    local out, _, seconds = run("--mpi --mca orte_enable_recovery 1", [[
+    local out, _, seconds = run("--mpi --enable-recovery", [[
       local world = peri.init()
       if peri.rank() == 1 then os.execute(("(sleep 0.%03d; kill -9 %d) &"):format(math.random(1, 99), ffi.C.getpid())) end
       local groups = {}
@@ -109,6 +109,6 @@ end)
 describe("leaving the world names a rank that", function()
   case("is stopped", "", "peri.init() act()", stop, "mpi: leaving the world took longer than 4 s: rank 1 VICTIM is stopped")
   case("has not left yet", "", "peri.init() act()", sleep, "mpi: leaving the world took longer than 4 s: rank 1 VICTIM has not left it")
-  case("is gone", "--mpi --mca orte_enable_recovery 1", "peri.init() act()", kill,
+  case("is gone", "--mpi --enable-recovery", "peri.init() act()", kill,
     "mpi: leaving the world: rank 1 VICTIM is gone without leaving it")
 end)

@@ -27,7 +27,7 @@ local function start(name, fault, deadline, slots)
   local left = machines and n * (fault == "dry" and ranks or ranks - 1) or math.huge
   local folder, clean = shell.temporary()
   local own_file = ("sh -c 'exec \"$@\" >%s/$OMPI_COMM_WORLD_RANK 2>&1' sh"):format(folder)
-  local command = "export LUA_PATH='%s' PERI_NUM_THREADS=1; exec timeout %d %s --mca orte_enable_recovery 1 -n %d %s %s "
+  local command = "export LUA_PATH='%s' PERI_NUM_THREADS=1; exec timeout %d %s --enable-recovery -n %d %s %s "
     .. "spec/support/pipeline_fault.lua %s %s %g %d >%s/mpirun 2>&1 & echo $!"
   local pipe = assert(io.popen(command:format(package.path, 50 * ranks, shell.mpirun, size, own_file, shell.rank, name, fault,
     deadline, ranks, folder)))

@@ -77,4 +77,4 @@ local text = not ok and tostring(err):gsub("\n.*", "") or ""
 io.stdout:write(("%d|%.2f|%s|%s\n"):format(rank, (tonumber(P.C.peri_time_ns()) - start) / 1e9, ok and "ok" or err.name or "Lua", text))
 io.stdout:flush()
 if not ok and fault == "fails" and rank == 1 then world:abort(text) end
-os.exit(ok and 0 or 1, true)
+os.exit(0, true) -- Open MPI 5 at times loses the last words of a rank that ends with another code while others go on
