@@ -5,73 +5,16 @@
 local peri = require "perilune"
 local collision = require "spec.support.collision"
 local collective_utils = require "perilune.dist.collective_utils"
+local moments = require "spec.support.collision_moments"
 local tier = require "spec.support.tier"
 local worlds = require "spec.support.worlds"
-local embed, plan, nn = peri.embed, peri.plan, peri.nn
+local embed, plan = peri.embed, peri.plan
 local C = peri.ffi.C
 
-local ROWS, IDS = 24, 40
+local Model, kinds, kjt, batch, answers, ROWS = moments.Model, moments.kinds, moments.kjt, moments.batch, moments.answers, moments.ROWS
 
 --- What `f` returns on rank 0, on all ranks.
 local function once(world, f, ...) return collective_utils.invoke_on_rank_and_broadcast_result(world, 0, f, ...) end
-
-local modules = {
-  lfu = function() return embed.MCHManagedCollisionModule { zch_size = ROWS, buckets = 3, eviction_interval = 2,
-    eviction_policy = embed.LFU_EvictionPolicy {} } end,
-  mine = function() return embed.MCHManagedCollisionModule { zch_size = ROWS, buckets = 3, eviction_interval = 1, on_miss = "drop",
-    eviction_policy = function(count, last) return last + count / 100 end } end,
-  lru = function() return embed.HashZchManagedCollisionModule { zch_size = ROWS, total_num_buckets = 3, max_probe = 5,
-    eviction_policy_name = "LRU_EVICTION" } end,
-  ttl = function() return embed.HashZchManagedCollisionModule { zch_size = ROWS, total_num_buckets = 3, on_miss = "drop",
-    eviction_policy_name = "SINGLE_TTL_EVICTION", eviction_config = { features = { "f" }, single_ttl = 2 } } end,
-}
-local kinds = { "lfu", "lru", "mine", "ttl" }
-
-local Model = nn.Module:extend "Model"
-function Model:init(kind, sequence, params)
-  local config = (sequence and peri.EmbeddingConfig or peri.EmbeddingBagConfig) { name = "t", num_embeddings = ROWS, embedding_dim = 4,
-    feature_names = { "f" }, init_fn = embed.constant(1) }
-  local args = { managed_collision_collection = peri.ManagedCollisionCollection { embedding_configs = { config },
-    managed_collision_modules = { t = modules[kind]() } } }
-  args[sequence and "embedding_collection" or "embedding_bag_collection"] =
-    (sequence and peri.EmbeddingCollection or peri.EmbeddingBagCollection) { tables = { config }, fused_params = params, seed = 5 }
-  self.sequence = sequence
-  self.mc = (sequence and peri.ManagedCollisionEmbeddingCollection or peri.ManagedCollisionEmbeddingBagCollection)(args)
-end
-function Model:forward(batch)
-  return self:rows_of(batch.ids):sum() * batch.weight
-end
-function Model:rows_of(ids)
-  local out = peri.util.resolve((self.mc(ids)))
-  if self.sequence then return out.f:values() end
-  return out:values()
-end
-
-local function kjt(list)
-  local lengths = {}
-  for i = 1, #list do lengths[i] = 1 end
-  return peri.KeyedJaggedTensor { keys = { "f" }, values = peri.tensor(list, "i64", nil, { #list }),
-    lengths = peri.tensor(lengths, "i32", nil, { #list }) }
-end
-
---- A random batch of step `s` of a rank of `size`; later steps have later ids.
-local function batch(seed, s, rank, size)
-  local r, list = collision.random(seed * 1000 + s * 10 + rank), {}
-  for i = 1, 4 + r(6) do list[i] = 1000 + (s * 3 + r(IDS)) % (2 * IDS) end
-  return { ids = kjt(list), weight = size * (1 + s / 8) }
-end
-
-local every = {}
-for i = 1, 2 * IDS do every[i] = 999 + i end
-
---- What evaluation gives for all ids, alike on all ranks.
-local function answers(model)
-  model:eval()
-  local module = model.module or model
-  local result = peri.no_grad(function() return module:rows_of(kjt(every)):to_list() end)
-  model:train()
-  return result
-end
 
 local function release(model)
   for _, s in ipairs(model.sharded) do s:release() end
@@ -112,7 +55,7 @@ describe("maps of raw ids and rows in files", function()
           group = world, plan = plan.ShardingPlan { mc = { t = plan.row_wise { compute_kernel = "fused_uvm_caching",
             cache_params = { load_factor = 1, directory = folder } } } } }
       end
-      local model, step, moments = build(), 0, {}
+      local model, step, list = build(), 0, {}
       for i = 1, 3 do
         for _ = 1, 2 + r(3) do
           step = step + 1
@@ -123,13 +66,13 @@ describe("maps of raw ids and rows in files", function()
         local whole, maps = model:state_dict():gather(), {}
         for name, t in pairs(whole) do if name:find("_managed_collision_modules", 1, true) then maps[name] = t end end
         world:barrier():wait()
-        moments[i] = { whole = whole, maps = maps, files = once(world, files_of, folder), out = answers(model) }
+        list[i] = { whole = whole, maps = maps, files = once(world, files_of, folder), out = answers(model) }
         world:barrier():wait()
       end
       release(model)
       world:barrier():wait()
-      for i, files in ipairs(moments) do
-        for j, given in ipairs(moments) do
+      for i, files in ipairs(list) do
+        for j, given in ipairs(list) do
           once(world, put, folder, files.files)
           model = build()
           if i == j or r(2) == 1 then -- without a map nothing can be done

@@ -36,7 +36,9 @@ function TrainPipelineContext:close()
   self.index, self.exists, self.batch, self.vote = -1, -1, false, false
   self.loss, self.second, self.third, self.input, self.upstream = false, false, false, false, false
   for i = 1, #self.dists do
-    local sent = self.sent[i]
+    local sent, dist = self.sent[i], self.dists[i]
+    local give_up = dist and rawget(getmetatable(dist) or {}, "give_up") -- the library's have one
+    if give_up then give_up(dist) end
     self.dists[i], self.rows[i], sent[1], sent[2], sent[3] = false, false, false, false, false
   end
   self.noted.flight, self.noted.batch = false, false

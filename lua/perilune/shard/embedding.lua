@@ -42,6 +42,10 @@ function IdsAwaitable:_wait_impl()
   if not self.work then P.fail(self.module.class_name .. ": these ids are deferred; FusedKJTListSplitsAwaitable sends them") end
   return StageAwaitable._wait_impl(self)
 end
+--- Nobody is going to look these ids up: what maps and caches hold for them is given back now, not when they are collected.
+function IdsAwaitable:give_up()
+  if self.work and self.work.ptr ~= nil then self.work:release() end
+end
 function IdsAwaitable:_test_impl() return self.work and StageAwaitable._test_impl(self) or false end
 
 local inputs, works, room = nil, nil, 0 -- of post_deferred
