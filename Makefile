@@ -6,7 +6,7 @@
 #   make test            set up, build, run every test
 #   make fuzz            every fuzzer for SECONDS=60, with other inputs each time   SECONDS= SEED= ONLY=
 #   make bench           all benchmarks: bench-step bench-comm bench-embed bench-tiers bench-sparse bench-data bench-dense
-#                        bench-routes bench-shard bench-collision bench-pipeline bench-plan  ARGS= PYTHON=
+#                        bench-routes bench-shard bench-collision bench-pipeline bench-plan bench-checkpoint  ARGS= PYTHON=
 #   make bench-net       bytes across the network and time, on pretended machines (as root)   MACHINES=2,2 RATE=1gbit ARGS=
 #   make cuda            the devices' plugin cuda and the transport nccl, by nvcc (plain `make` leaves them out: minutes); CUDA=1 make
 #   make cuda-report     what nvcc made of the kernels, beside what a GPU asks for: docs/cuda.md   NVDISASM=
@@ -150,7 +150,7 @@ CDEF := $B/lua/perilune/cdef.lua
 
 .PHONY: all help probe config needed setup test check check-c check-lua parity pictures check-mpi check-net check-cuda check-cuda-san check-cuda-short gpu-check gpu-check-run fuzz demo demo-run lint install uninstall clean distclean \
 	bench bench-step bench-comm bench-embed bench-tiers bench-sparse bench-data bench-dense bench-routes bench-shard bench-collision bench-net \
-	bench-pipeline bench-plan
+	bench-pipeline bench-plan bench-checkpoint
 .DELETE_ON_ERROR:
 
 all: needed $(LIB_A) $(LIB_SO) $(PLUGINS) $(CDEF) $B/abi.ok $(LAUNCHER) $(if $(filter 1,$(CUDA)),$(CUDA_SO) $(NCCL_SO))
@@ -502,6 +502,8 @@ bench-sparse: all $(PEER)
 	$(call BENCH,sparse,1,,$(if $(PYTHON),--python $(PEER)))
 bench-tiers: all
 	$(call BENCH,tiers,1)
+bench-checkpoint: all
+	$(call BENCH,checkpoint,1 $(if $(HAVE_MPI),2))
 bench-data: all
 	$(call BENCH,data,1)
 bench-dense: all
@@ -543,7 +545,7 @@ bench-plan: all
 	@$(if $(and $(HAVE_MPI),$(HAVE_IP)),PERI_BUILD=$B tests/net/nodes -r 1gbit 2$(comma)2 $(LAUNCHER) run -n 4 -t 1 tests/bench/plan.lua \
 	  --topology build/bench/plan-far.topology --out build/bench/plan.jsonl $(ARGS) || [ $$? = 125 ])
 bench: bench-embed bench-tiers bench-sparse bench-comm bench-step bench-data bench-dense bench-routes bench-shard bench-collision \
-	bench-pipeline bench-plan
+	bench-pipeline bench-plan bench-checkpoint
 
 # -- installing -------------------------------------------------------------------------------------------------------------------------
 

@@ -121,17 +121,22 @@ local function rows_of(self, shard, row, n)
   return rows
 end
 
---- Copy rows [row, row + n) of the elements of a piece from what is stored.
-local function from_stored(self, shard, row, n, source)
+--- Copy a piece from what is stored: a tensor at once, so that what is read can be compared with a checksum, and rows that are in a file
+--- block by block.
+local function from_stored(self, shard, source)
   local m = shard.metadata
-  local offset, shape = util.copy(m.shard_offsets), util.copy(m.shard_sizes)
-  offset[1], shape[1] = offset[1] + row, n
   local columns = m.columns and { m.columns[1], m.columns[2] } or nil
-  if shard.tensor then return source:read(offset, shard.tensor:slice(1, row, row + n):reshape(shape), columns) end
-  local rows = Tensor.empty(shape, self._dtype, self._device)
-  source:read(offset, rows, columns)
-  shard.write(row, rows)
-  rows:release()
+  local live = shard.tensor
+  if live and same(live:shape(), m.shard_sizes) then return source:read(m.shard_offsets, live, columns) end
+  if live and live:describe().contiguous then return source:read(m.shard_offsets, live:reshape(m.shard_sizes), columns) end
+  by_rows(m, function(row, n)
+    local offset, shape = util.copy(m.shard_offsets), util.copy(m.shard_sizes)
+    offset[1], shape[1] = offset[1] + row, n
+    local rows = Tensor.empty(shape, self._dtype, self._device)
+    source:read(offset, rows, columns)
+    shard.write(row, rows)
+    rows:release()
+  end)
 end
 
 --- Copy `source`, of which refusal says nothing, into `target`. Local.
@@ -144,11 +149,13 @@ function M.assign(target, source)
   end
   if is_sharded(source) and source._settle then source._settle() end
   for i, shard in ipairs(target._local_shards) do
-    by_rows(shard.metadata, function(row, n)
-      if stored then return from_stored(target, shard, row, n, source) end
-      local rows = Tensor.is(source) and part(source, shard.metadata, row, n) or rows_of(source, source._local_shards[i], row, n)
-      shard.write(row, rows)
-    end)
+    if stored then from_stored(target, shard, source)
+    else
+      by_rows(shard.metadata, function(row, n)
+        local rows = Tensor.is(source) and part(source, shard.metadata, row, n) or rows_of(source, source._local_shards[i], row, n)
+        shard.write(row, rows)
+      end)
+    end
   end
 end
 

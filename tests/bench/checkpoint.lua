@@ -1,0 +1,141 @@
+-- checkpoint.lua: saving and loading beside what the disk does in the same run, in turns. One table of --gb GiB (f32, 64 columns, row-wise
+-- Adagrad) over all ranks, row-wise. Columns: case, ranks, GB/s, the disk's GB/s (as many bytes, one sequential file a rank, written and
+-- synced, or read with nothing of it in memory), share = the former over the latter.
+--
+--   save       checkpoint.save of the table and its states
+--   load       checkpoint.load under the same plan
+--   reshard    under another one: by columns
+--   open       opening the checkpoint and reading 100 rows of one table (milliseconds)
+local ffi = require "ffi"
+local peri = require "perilune"
+local argparse = require "argparse"
+local json = require "dkjson"
+local C, plan = peri.ffi.C, peri.plan
+
+ffi.cdef [[
+  int open(const char *, int, ...); int close(int); int fsync(int); int unlink(const char *);
+  long pread(int, void *, size_t, long); long pwrite(int, const void *, size_t, long); int posix_fadvise(int, long, long, int);
+]]
+local WRITE, DONTNEED, BLOCK = 1 + 64 + 512, 4, 4 * 2 ^ 20
+
+local parser = argparse("tests/bench/checkpoint.lua", "Speed of checkpoints.")
+parser:option("--out", "Append results as JSON lines to this file.")
+parser:option("--gb", "GiB of the table.", 4, tonumber)
+parser:option("--rounds", "Times that everything is measured, in turns.", 3, tonumber)
+parser:option("--directory", "Where files are made (and removed).", os.getenv "TMPDIR" or "/var/tmp")
+local options = parser:parse(arg)
+peri.init()
+local world = peri.world()
+local rank, ranks = world:rank(), world:size()
+local folder = ("%s/peri-bench-checkpoint"):format(options.directory)
+local path = folder .. "/model"
+
+local function now() return tonumber(C.peri_time_ns()) * 1e-9 end
+
+--- Seconds of f on all ranks together.
+local function timed(f)
+  world:barrier():wait()
+  local from = now()
+  f()
+  world:barrier():wait()
+  return now() - from
+end
+
+local buffer = ffi.new("char[?]", BLOCK)
+ffi.fill(buffer, BLOCK, 1)
+local own = ("%s/disk.%d"):format(folder, rank)
+
+--- Let the system forget a file.
+local function forget(file)
+  local fd = ffi.C.open(file, 0)
+  if fd < 0 then return end
+  ffi.C.fsync(fd)
+  ffi.C.posix_fadvise(fd, 0, 0, DONTNEED)
+  ffi.C.close(fd)
+end
+
+local function write_plain(bytes)
+  local fd = ffi.C.open(own, WRITE, ffi.cast("int", 420))
+  assert(fd >= 0, "the disk's file cannot be made")
+  for at = 0, bytes - 1, BLOCK do
+    local n = math.min(BLOCK, bytes - at)
+    assert(ffi.C.pwrite(fd, buffer, n, at) == n, "the disk is full")
+  end
+  assert(ffi.C.fsync(fd) == 0)
+  ffi.C.close(fd)
+end
+
+local function read_plain(bytes)
+  local fd = ffi.C.open(own, 0)
+  for at = 0, bytes - 1, BLOCK do assert(ffi.C.pread(fd, buffer, math.min(BLOCK, bytes - at), at) > 0) end
+  ffi.C.close(fd)
+end
+
+local rows = math.floor(options.gb * 2 ^ 30 / (65 * 4))
+local function model(entry)
+  local ebc = peri.EmbeddingBagCollection { fused_params = { optimizer = "rowwise_adagrad" }, tables = {
+    peri.EmbeddingBagConfig { name = "t", num_embeddings = rows, embedding_dim = 64, feature_names = { "f" } } } }
+  return peri.DistributedModelParallel { module = ebc, plan = { [""] = { t = entry } } }
+end
+
+local bytes = rows * 65 * 4
+local share_of_rank = math.floor(bytes / ranks)
+os.execute("mkdir -p " .. folder)
+local out = options.out and rank == 0 and assert(io.open(options.out, "a"))
+local times = {}
+local function note(name, seconds)
+  times[name] = times[name] or {}
+  table.insert(times[name], seconds)
+end
+
+local function forget_all()
+  if rank == 0 then
+    for file in io.popen(("ls %s/*.safetensors 2>/dev/null"):format(path)):lines() do forget(file) end
+  end
+  forget(own)
+  world:barrier():wait()
+end
+
+local saved, columns = model(plan.row_wise()), nil
+for round = 1, options.rounds do
+  note("disk write", timed(function() write_plain(share_of_rank) end))
+  note("save", timed(function() saved:save(path, { replace = round > 1 }) end))
+  forget_all()
+  note("disk read", timed(function() read_plain(share_of_rank) end))
+  note("load", timed(function() saved:load(path) end))
+  forget_all()
+  collectgarbage()
+  columns = columns or model(plan.column_wise { ranks = ranks > 1 and { 0, 1 } or { 0, 0 } })
+  note("reshard", timed(function() columns:load(path) end))
+  forget_all()
+  if rank == 0 then
+    local from = now()
+    local c = peri.checkpoint.open(path)
+    c:read("model/embedding_bags.t.weight", { offset = { math.floor(rows / 2), 0 }, size = { 100, 64 } })
+    note("open", now() - from)
+    c:close()
+  end
+  world:barrier():wait()
+end
+
+if rank == 0 then
+  print(("%-10s %5s %8s %14s %6s"):format("case", "ranks", "GB/s", "disk GB/s", "share"))
+  for _, case in ipairs { { "save", "disk write" }, { "load", "disk read" }, { "reshard", "disk read" } } do
+    local rate, disk = bytes / 1e9 / peri.util.median(times[case[1]]), bytes / 1e9 / peri.util.median(times[case[2]])
+    print(("%-10s %5d %8.2f %14.2f %6.2f"):format(case[1], ranks, rate, disk, rate / disk))
+    if out then
+      out:write(json.encode { case = case[1], ranks = ranks, gb = bytes / 1e9, gb_per_s = rate, disk_gb_per_s = disk, share = rate / disk },
+        "\n")
+    end
+  end
+  local ms = 1e3 * peri.util.median(times.open)
+  print(("%-10s %5d %8.2f ms"):format("open", ranks, ms))
+  if out then
+    out:write(json.encode { case = "open", ranks = ranks, gb = bytes / 1e9, ms = ms }, "\n")
+    out:close()
+  end
+  peri.checkpoint.remove(path)
+end
+ffi.C.unlink(own)
+world:barrier():wait()
+if rank == 0 then os.execute("rmdir " .. folder) end
