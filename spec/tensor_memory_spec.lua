@@ -143,9 +143,22 @@ describe("Whole numbers of 64 bits", function()
           eviction_policy = peri.embed.LFU_EvictionPolicy {} }
       end,
       seed = function(x) peri.Tensor.uniform({ 1 }, 0, 1, x) end,
+      ["seed of tables"] = function(x)
+        peri.embed.tbe.new { tables = { { name = "t", rows = 4, cols = 4 } }, seed = x, fused_params = { optimizer = "none" } }
+      end,
+      ["seed of a collection"] = function(x)
+        peri.EmbeddingBagCollection { seed = x, tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 4, embedding_dim = 4,
+          feature_names = { "f" } } } }
+      end,
+      ["seed of synthetic samples"] = function(x)
+        peri.data.synthetic { sparse_features = 1, dense_features = 1, rows = 10, batch_size = 4, num_rows = 4, seed = x }
+      end,
+      ["rows of a table batch"] = function(x)
+        peri.embed.tbe.new { tables = { { name = "t", rows = 4, cols = 4, total_rows = x } }, fused_params = { optimizer = "none" } }
+      end,
     }
     for name, f in peri.util.ordered(entries) do
-      for _, x in ipairs { 2 ^ 53, -2 ^ 53, 2 ^ 53 + 2, tonumber "9007199254740993", 1e18, 2 ^ 63 } do
+      for _, x in ipairs { 2 ^ 53, -2 ^ 53, 2 ^ 53 + 2, tonumber "9007199254740993", 1e18, 2 ^ 63, 0.5, 0 / 0, math.huge } do
         local ok, why = pcall(f, x)
         assert.is_false(ok, ("%s: %.0f"):format(name, x))
         assert.truthy(tostring(why):find "allowed: " or tostring(why):find "wanted a whole number", tostring(why))

@@ -141,7 +141,8 @@ local function list(names)
 end
 
 -- Types of arguments, as messages call them.
-local type_text = { number = "a number", string = "a string", boolean = "true or false", table = "a table", list = "a list" }
+local type_text = { number = "a number", string = "a string", boolean = "true or false", table = "a table", list = "a list",
+  seed = "a whole number 0..2^53 - 1, or a 64-bit one (9007199254740993LL)" }
 
 local marks = {} -- what stands in a spec instead of a default -> { needed =, type =, default = }
 
@@ -158,11 +159,14 @@ local function marks_of_types(needed)
 end
 
 --- In a spec of named arguments: one that must be given, and one that may be nil. Of any type, or of the type whose name follows:
---- util.required.number, util.optional.list.
+--- util.required.number, util.optional.list, util.optional.seed.
 M.required, M.optional = marks_of_types(true), marks_of_types(false)
 
 --- In a spec: a default beside which values of other types are fine too.
 function M.any(default) return mark { default = default } end
+
+--- In a spec: a seed, which is a whole number of 64 bits, and its default.
+function M.seed(default) return mark { type = "seed", default = default } end
 
 --- True where a spec says that the argument must be given.
 function M.is_required(default) return marks[default] ~= nil and marks[default].needed == true end
@@ -182,7 +186,10 @@ local function check_type(func, name, value, wanted)
   if wanted == nil or type(value) == (wanted == "lists" and "table" or wanted) then return value end
   if wanted == "number" and is_whole(value) then
     local n = tonumber(value)
-    return math.abs(n) <= 2 ^ 53 and n or value
+    return math.abs(n) < 2 ^ 53 and n or value
+  end
+  if wanted == "seed" and (is_whole(value) or type(value) == "number" and value == math.floor(value) and value >= 0 and value < 2 ^ 53) then
+    return value
   end
   fail(("%s: %s is %s, wanted %s"):format(func, name, kind(value), type_text[wanted == "lists" and "list" or wanted]))
 end

@@ -309,7 +309,7 @@ local spec = {
   validation = 0.05,           -- share of the train part's packages that is the validation part
   negatives = 4,               -- per positive sample
   max_dependencies = 32,       -- per bag
-  seed = 1,
+  seed = util.seed(1),
 }
 for name, default in util.ordered(Loader.common) do spec[name] = default end
 

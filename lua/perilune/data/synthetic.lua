@@ -34,7 +34,7 @@ local shape = {
   dense_features = 13, sparse_features = 26,
   rows = util.any(100000),   -- rows of every feature's table, or a list
   ids_per_bag = util.any(1), -- a number, { least, most }, or a list of those by feature
-  seed = 1,
+  seed = util.seed(1),
   alpha = 1.05,      -- of the power law of ids; 0: uniform
   signal = 1,        -- of the first-order part of the hidden model, in units of the logit
   interaction = 1.5, -- of its second-order part

@@ -80,7 +80,7 @@ function Codec:init(args)
   local func = "QuantizedCommCodec"
   local a = util.named(func, args, {
     comm_precision = "FP32", loss_scale = 1, row_dim = 0, is_fwd = true, exponent_bits = 0, exponent_bias = 0, rounding_mode = "EVEN",
-    seed = 0,
+    seed = util.seed(0),
   })
   self.comm_precision = util.one_of(func, "comm_precision", a.comm_precision, M.precisions)
   util.one_of(func, "rounding_mode", a.rounding_mode, M.rounding_modes)

@@ -47,7 +47,7 @@ function TableCollection.arguments(more)
     tables = util.required.list,        -- list of EmbeddingBagConfig or EmbeddingConfig
     device = util.optional,             -- a device's name, or "meta": never take memory
     fused_params = util.optional.table, -- { optimizer = "rowwise_adagrad", learning_rate =, eps =, ... }; nil: dense gradients
-    seed = util.optional.number,        -- of the start values; default: that of the running rank
+    seed = util.optional.seed,          -- of the start values; default: that of the running rank
   }
   for name, value in util.ordered(more) do list[name] = value end
   return list

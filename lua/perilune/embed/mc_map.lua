@@ -31,7 +31,7 @@ local arguments = {
   buckets = 0, segments = util.optional.list, spread = "hash", input_hash_size = util.any(0), on_miss = "default", -- see collision.h
   first_bucket = 0, n_buckets = 0,
   policy = util.optional,          -- a MCHEvictionPolicy
-  eviction_interval = 1, seed = util.optional.number,
+  eviction_interval = 1, seed = util.optional.seed,
   evict = util.optional.number,    -- hash: a PERI_EVICT_ constant
   history_capacity = 0, max_probe = 0, ttl = util.optional.list, n_features = 0, read_only = util.optional.list,
 }

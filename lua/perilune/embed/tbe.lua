@@ -35,7 +35,7 @@ local arguments = {
   features = util.optional,     -- names for messages
   data_type = "FP32",           -- FP32, FP16, BF16; INT8, INT8_HALF, FP8, INT4, INT2: rows of bytes, which start as zeros
   output_dtype = util.optional, -- of lookup(): FP32, FP16, BF16; default: that of fused_params, or FP32
-  seed = util.optional.number,  -- default: that of the running rank
+  seed = util.optional.seed,    -- default: that of the running rank
   device = util.optional,
   mapped = false,               -- rows in the host's memory, where the device's kernels reach them (fused_uvm)
 }
@@ -52,6 +52,9 @@ function M.new(args)
   for i, given in ipairs(a.tables) do
     local t, slot = util.named("table batch: a table", given, table_arguments), tables[i - 1]
     slot.name = t.name
+    for _, field in ipairs { "rows", "cols", "row_offset", "col_offset", "total_rows", "total_cols" } do
+      signature.value("table batch", ("%s of table '%s'"):format(field, t.name), t[field], "integer")
+    end
     slot.rows, slot.cols, slot.row_offset, slot.col_offset = t.rows, t.cols, t.row_offset, t.col_offset
     slot.total_rows, slot.total_cols = t.total_rows, t.total_cols
     slot.pooling = poolings[util.one_of("table batch", "pooling", t.pooling, { "SUM", "MEAN", "NONE" })]

@@ -394,6 +394,7 @@ function M.dist_init(a)
   local r = P.util
   a = r.named(func, a, { keys = r.required, lengths = r.required, values = r.required, weights = r.optional,
     stride_per_rank = r.optional, strides = r.optional, num_workers = r.required, stagger = 1 })
+  for _, name in ipairs { "num_workers", "stagger" } do signature.value(func, name, a[name], "int") end
   local keys, rows, columns = Keys.of(a.keys), nil, nil
   local strides, per_rank
   if a.strides then strides, rows, columns = A.matrix(func, "strides", a.strides) end
