@@ -162,12 +162,10 @@ static void operate(peri_kjt *k)
     segments[0] = (int32_t)pick(d.keys + 1);
     segments[1] = d.keys - segments[0];
     require(peri_kjt_split(k, segments, 2, parts) == PERI_OK, "split");
-    if (!d.has_inverse) {
-        require(peri_kjt_concat(parts, 2, &out) == PERI_OK, "concat");
-        bool same = false;
-        require(d.weighted || d.lengths_dtype != PERI_I64 || peri_kjt_equal(out, k, &same) == PERI_OK, "equal");
-        check_sums(out);
-    }
+    require(peri_kjt_concat(parts, 2, &out) == PERI_OK, "concat");
+    bool same = false;
+    require(d.weighted || d.lengths_dtype != PERI_I64 || peri_kjt_equal(out, k, &same) == PERI_OK, "equal");
+    check_sums(out);
     check_sums(parts[0]);
     check_sums(parts[1]);
     if (d.keys > 0) {

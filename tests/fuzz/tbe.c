@@ -31,6 +31,14 @@ static float number(bool wild)
     return wild && pick(6) == 5 ? values[pick(8)] : (float)(pick(33) - 16) / 8;
 }
 
+/** @x, unless a table of @dtype cannot hold it: then 1. */
+static float held(float x, int32_t dtype)
+{
+    float most = dtype == PERI_F16 ? 65504 : dtype == PERI_BF16 ? 0x1.fep127f : INFINITY;
+    if (dtype >= PERI_ROWS_INT8) return fabsf(x) <= 100 ? x : 1;
+    return isfinite(x) && fabsf(x) > most ? 1 : x;
+}
+
 /* -- a case --------------------------------------------------------------------------------------------------------------------- */
 
 enum { TABLES = 3, BLOCKS = 6, IDS = 80, BAGS = 40, ROWS = 24, COLS = 100, ROOM = 1 << 15 };
@@ -373,7 +381,7 @@ static void fill_tables(scene *s, peri_tbe *tbe)
         peri_tensor *rows = NULL;
         int64_t phase = pick(64);
         for (int64_t i = 0; i < shape[0] * shape[1]; i++)
-            s->row[t][i] = s->wild && i % 11 == phase % 11 ? number(true) : (float)((i * 37 + phase) % 61 - 30) / 16;
+            s->row[t][i] = s->wild && i % 11 == phase % 11 ? held(number(true), s->config.dtype) : (float)((i * 37 + phase) % 61 - 30) / 16;
         fine(peri_tensor_new(device, PERI_F32, 2, shape, &rows), "a tensor");
         fine(peri_tensor_write(rows, s->row[t], 4 * shape[0] * shape[1]), "a write");
         fine(peri_tbe_write(tbe, t, "weight", 0, rows), "rows");
