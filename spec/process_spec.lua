@@ -1,0 +1,128 @@
+-- What a process is given may change or be short: clocks that are set, addresses that are limited, signals that are blocked. (mpirun: none:
+-- it starts its own)
+-- deadline: 120 s
+local shell = require "spec.support.shell"
+
+local folder, clean = shell.temporary()
+teardown(clean)
+local here = shell.run("pwd"):match "^[^\n]*"
+local build = here .. "/" .. shell.build
+local cc = os.getenv "CC" or "cc"
+
+describe("the wall clock", function()
+  it("may be set by a day while a job runs, forward or back", function()
+    local missing = shell.no_launcher() or not shell.has "mpirun" and "mpirun was not found"
+      or shell.sanitizer ~= "" and "a sanitizer comes first among the libraries" or nil
+    if missing then return pending(missing) end
+    -- in place of the C library's: from a tenth of a second after its start on, another day
+    shell.write(folder .. "/clock.c", [[
+      #define _GNU_SOURCE
+      #include <dlfcn.h>
+      #include <stdlib.h>
+      #include <sys/syscall.h>
+      #include <sys/time.h>
+      #include <time.h>
+      #include <unistd.h>
+      static void look(clockid_t which, struct timespec *t)
+      {
+          static struct timespec begin;
+          struct timespec now;
+          syscall(SYS_clock_gettime, which, t);
+          syscall(SYS_clock_gettime, CLOCK_MONOTONIC, &now);
+          if (!begin.tv_sec) begin = now;
+          if (which == CLOCK_REALTIME && now.tv_sec - begin.tv_sec + (now.tv_nsec - begin.tv_nsec) * 1e-9 > 0.1)
+              t->tv_sec += atoi(getenv("JUMP"));
+      }
+      int clock_gettime(clockid_t which, struct timespec *t) { look(which, t); return 0; }
+      int gettimeofday(struct timeval *v, void *zone)
+      {
+          struct timespec t;
+          look(CLOCK_REALTIME, &t);
+          v->tv_sec = t.tv_sec; v->tv_usec = t.tv_nsec / 1000;
+          return 0;
+      }
+      time_t time(time_t *at)
+      {
+          struct timespec t;
+          look(CLOCK_REALTIME, &t);
+          return at ? *at = t.tv_sec : t.tv_sec;
+      }]])
+    local out, status = shell.run(("%s -shared -fPIC -o %s/clock.so %s/clock.c -ldl"):format(cc, folder, folder))
+    assert.equal(0, status, out)
+    local mpirun = shell.run("command -v mpirun"):match "^[^\n]*" -- ranks start late, which has a deadline of five minutes
+    shell.write(folder .. "/mpirun", ('#!/bin/sh\n[ "$1" = --version ] || sleep 1.3\nexec %s "$@"\n'):format(mpirun))
+    os.execute(("chmod +x %s/mpirun"):format(folder))
+    local script = shell.write(folder .. "/script.lua", [[
+      local peri = require "perilune"
+      peri.init()
+      for _ = 1, 5 do
+        os.execute "sleep 0.2"
+        peri.world():barrier():wait()
+      end
+      print "well"]])
+    for _, jump in ipairs { 86400, -86400 } do
+      out, status = shell.run(("PATH=%s:$PATH JUMP=%d LD_PRELOAD=%s/clock.so %s run -n 2 %s"):format(folder, jump, folder,
+        shell.perilune, script))
+      assert.equal(0, status, out)
+      assert.equal("well\nwell\n", out)
+    end
+  end)
+end)
+
+describe("addresses that a process does not get (ulimit -v)", function()
+  it("are an error of matrix products, never a wait", function()
+    if shell.sanitizer ~= "" then return pending "sanitizers need more addresses" end
+    if shell.no_launcher() then return pending(shell.no_launcher()) end
+    local script = shell.write(folder .. "/script.lua", [[
+      local peri = require "perilune"
+      local a = peri.ones { 300, 300 }
+      print(a:matmul(a):sum():item())]])
+    local last
+    for kib = 100000, 900000, 100000 do
+      local out, status = shell.run(("ulimit -v %d; exec timeout 20 %s run %s"):format(kib, shell.perilune, script),
+        { PERI_NUM_THREADS = 3, PERI_BLAS = "openblas" })
+      assert.is_true(status == 0 or status == 1, out)
+      if status == 0 then assert.equal("27000000\n", out) else assert.matches("MiB of addresses", out) end
+      last = status
+    end
+    assert.equal(0, last)
+  end)
+end)
+
+describe("a signal that a C program blocks in order to wait for it", function()
+  it("stays its own, whatever threads the library has", function()
+    if shell.sanitizer ~= "" then return pending "sanitizers come first among the libraries" end
+    shell.write(folder .. "/program.c", [[
+      #include <perilune/perilune.h>
+      #include <pthread.h>
+      #include <signal.h>
+      #include <stdio.h>
+      #include <time.h>
+      #include <unistd.h>
+      int main(void)
+      {
+          sigset_t set;
+          peri_device *cpu;
+          peri_tensor *a, *b;
+          int64_t shape[2] = {600, 600};
+          sigemptyset(&set);
+          sigaddset(&set, SIGTERM);
+          pthread_sigmask(SIG_BLOCK, &set, NULL);
+          if (peri_threads_set(2) < 0 || peri_device_get("cpu", &cpu) < 0 || peri_tensor_full(cpu, PERI_F32, 2, shape, 1, &a) < 0) return 1;
+          if (peri_op_matmul(a, a, &b) < 0) return 2;
+          kill(getpid(), SIGTERM);
+          for (int i = 0; i < 20; i++) usleep(5000);
+          struct timespec limit = {3, 0};
+          printf("waited for %d\n", sigtimedwait(&set, NULL, &limit));
+          return 0;
+      }]])
+    local out, status = shell.run(("%s -std=gnu11 -I%s/runtime/include %s/program.c -o %s/program %s/libperilune.so -Wl,-rpath,%s"):format(cc,
+      here, folder, folder, build, build))
+    assert.equal(0, status, out)
+    for _, library in ipairs { "openblas", "" } do
+      out, status = shell.run(folder .. "/program", { PERI_BLAS = library })
+      assert.equal("waited for 15\n", out)
+      assert.equal(0, status)
+    end
+  end)
+end)
