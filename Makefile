@@ -113,6 +113,7 @@ $B/libperilune_$(1).so: PLUGIN_LIBS := $(3)
 $B/libperilune_$(1).so: $(call plugin_obj,$(1))
 endef
 $(if $(HAVE_MPI),$(eval $(call plugin,mpi,-Wno-unused-parameter $(MPI_CFLAGS),$(MPI_LIBS) -lpthread)))
+$(eval $(call plugin,loopback,,))
 
 # CUDA: the same sources twice, by nvcc for GPUs and by the C++ compiler on tests/cuda_host for tests: the devices cuda and cuda_host.
 CU := $(sort $(wildcard kernels/cuda/*.cu))

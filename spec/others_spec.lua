@@ -56,6 +56,63 @@ describe("another user who knows the job's name", function()
   end)
 end)
 
+describe("a run on one machine", function()
+  it("listens to nobody else: no port of a rank or of mpirun is open on other addresses than the loopback's", function()
+    if shell.no_launcher() then return pending(shell.no_launcher()) end
+    if not shell.has "mpirun" then return pending "Open MPI was not found" end
+    if shell.sanitizer ~= "" then return pending "sanitizers come first among the libraries" end
+    -- sockets that listen, of processes of this job: by /proc
+    local script = shell.write(folder .. "/ports.lua", [[
+      local peri = require "perilune"
+      peri.init()
+      local world = peri.world()
+      world:all_reduce(peri.ones { 100000 }):wait()
+      if peri.rank() == 0 then
+        local listening = {}
+        for _, kind in ipairs { "tcp", "tcp6", "udp", "udp6" } do
+          for line in io.lines("/proc/net/" .. kind) do
+            local address, state, inode = line:match "^%s*%d+: (%x+):%x+ %x+:%x+ (%x%x) %S+ %S+ %S+ +%d+ +%d+ (%d+)"
+            if state == "0A" or state == "07" then listening["socket:[" .. inode .. "]"] = address end
+          end
+        end
+        local job = os.getenv "PMIX_NAMESPACE"
+        local parents = io.popen "p=$PPID; while [ $p -gt 1 ]; do echo $p; p=$(sed 's/.*) . //; s/ .*//' /proc/$p/stat); done"
+        local own, n, launchers = {}, 0, {}
+        for pid in parents:lines() do own[pid] = true end
+        for pid in io.popen("grep -lsz PMIX_NAMESPACE=" .. job .. " /proc/[0-9]*/environ"):lines() do own[pid:match "%d+"] = true end
+        for pid in pairs(own) do
+          local name = (io.open("/proc/" .. pid .. "/comm") or { read = function() return "" end }):read "*l"
+          if name:match "perilune" or name:match "mpirun" or name:match "prterun" then
+            for link in io.popen("readlink /proc/" .. pid .. "/fd/* 2>/dev/null"):lines() do
+              local address = listening[link]
+              n = n + (address and 1 or 0)
+              if address and address ~= "0100007F" and address ~= "00000000000000000000000001000000" then print("open", name, address) end
+            end
+          end
+        end
+        print("seen", n > 0)
+      end
+      world:barrier():wait()]])
+    local out, status = shell.run(("%s run -n 2 %s"):format(shell.perilune, script))
+    assert.equal(0, status, out)
+    assert.equal("seen\ttrue\n", out)
+  end)
+
+  it("leaves nothing behind, and ranks inherit nothing of it", function()
+    if shell.no_launcher() then return pending(shell.no_launcher()) end
+    if not shell.has "mpirun" then return pending "Open MPI was not found" end
+    local script = shell.write(folder .. "/env.lua", [[
+      local peri = require "perilune"
+      peri.init()
+      print(os.getenv "LD_PRELOAD")
+      peri.world():barrier():wait()]])
+    local out, status = shell.run(("mkdir -p %s/tmp; TMPDIR=%s/tmp %s run -n 2 %s; ls -A %s/tmp"):format(folder, folder, shell.perilune,
+      script, folder))
+    assert.equal(0, status, out)
+    assert.equal("nil\nnil\n", out)
+  end)
+end)
+
 describe("peri_file_write", function()
   local peri = require "perilune"
   local C = peri.ffi.C

@@ -116,8 +116,8 @@ describe("a signal that a C program blocks in order to wait for it", function()
           printf("waited for %d\n", sigtimedwait(&set, NULL, &limit));
           return 0;
       }]])
-    local out, status = shell.run(("%s -std=gnu11 -I%s/runtime/include %s/program.c -o %s/program %s/libperilune.so -Wl,-rpath,%s"):format(cc,
-      here, folder, folder, build, build))
+    local out, status = shell.run(("%s -std=gnu11 -I%s/runtime/include %s/program.c -o %s/program %s/libperilune.so -Wl,-rpath,%s"):format(
+      cc, here, folder, folder, build, build))
     assert.equal(0, status, out)
     for _, library in ipairs { "openblas", "" } do
       out, status = shell.run(folder .. "/program", { PERI_BLAS = library })

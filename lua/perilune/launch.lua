@@ -351,9 +351,12 @@ function M.launch(options)
   if not (options.hosts or options.hostfile or machine.allocation or os.getenv "PMIX_MCA_psec") then
     launcher.setenv("PMIX_MCA_psec", "^munge")
   end
-  if not (options.hosts or options.hostfile or machine.allocation) then machine.folder = launcher.folder(options.ranks * SEGMENT) end
+  local preload
+  if not (options.hosts or options.hostfile or machine.allocation) then -- all ranks are here: nobody else needs to reach them
+    machine.folder, preload = launcher.folder(options.ranks * SEGMENT), launcher.loopback()
+  end
   local code, why = require("perilune.launch.job").run(M.command(options, machine), options.ranks,
-    tonumber(os.getenv "PERI_START_TIMEOUT_S") or 300, options.grace or GRACE, signals(options.stop_on))
+    tonumber(os.getenv "PERI_START_TIMEOUT_S") or 300, options.grace or GRACE, signals(options.stop_on), preload)
   if machine.folder then launcher.remove(machine.folder) end
   return code or no_mpirun(why)
 end

@@ -50,8 +50,9 @@ static int failure(lua_State *L, const char *what)
 
 /** In the child: become the program @words; says why not through @report. A Ctrl-C, or a SIGTERM to the whole group of processes, is the
  *  launcher's, which may give the ranks time; mpirun would end them at once, and does so at a SIGHUP. */
-static _Noreturn void become(char *const *words, int error, int report, pid_t parent, const sigset_t *mask)
+static _Noreturn void become(char *const *words, const char *preload, int error, int report, pid_t parent, const sigset_t *mask)
 {
+    if (preload) setenv("LD_PRELOAD", preload, 1);
     sigset_t ours = *mask;
     sigaddset(&ours, SIGINT);
     sigaddset(&ours, SIGTERM);
@@ -78,12 +79,14 @@ static int files(lua_State *L)
     return 1;
 }
 
-/** start(list of words, list of numbers): run a program; wait for these signals too. Its process id, or nil and why not. */
+/** start(list of words, list of numbers, LD_PRELOAD or nil): run a program; wait for these signals too. Its process id, or nil and why
+ *  not. */
 static int start(lua_State *L)
 {
     luaL_checktype(L, 1, LUA_TTABLE);
     int count = (int)lua_objlen(L, 1), error[2], report[2], problem = 0;
     luaL_argcheck(L, count > 0 && !job.pid, 1, "a program's name and arguments wanted, one program at a time");
+    const char *preload = luaL_optstring(L, 3, NULL);
     const char **words = lua_newuserdata(L, sizeof *words * ((size_t)count + 1));
     for (int i = 0; i < count; i++) {
         lua_rawgeti(L, 1, i + 1);
@@ -110,7 +113,7 @@ static int start(lua_State *L)
     fflush(NULL);
     pid_t parent = getpid();
     job.pid = fork();
-    if (job.pid == 0) become((char *const *)words, error[1], report[1], parent, &job.before);
+    if (job.pid == 0) become((char *const *)words, preload, error[1], report[1], parent, &job.before);
     close(error[1]);
     close(report[1]);
     if (job.pid < 0) return failure(L, "fork");
@@ -338,6 +341,27 @@ static int make_folder(lua_State *L)
     return 0;
 }
 
+/** loopback(): the value of LD_PRELOAD with which mpirun listens to this machine only (runtime/backends/loopback): the library lies beside
+ *  the launcher, or where plugins are installed. nil: it is not there, or sanitizers have to come first. */
+static int loopback(lua_State *L)
+{
+    static const char *const places[] = {"", "../lib/perilune/", NULL};
+    const char *others = secure_getenv("LD_PRELOAD");
+    char path[4096];
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    return 0;
+#endif
+    ssize_t n = readlink("/proc/self/exe", path, sizeof path - 64);
+    while (n > 0 && path[n - 1] != '/') n--;
+    for (const char *const *place = places; n > 0 && *place; place++) {
+        snprintf(path + n, sizeof path - (size_t)n, "%slibperilune_loopback.so", *place);
+        if (access(path, R_OK) != 0 || strpbrk(path, " :")) continue; /* it stands in a list */
+        lua_pushfstring(L, "%s%s%s", path, others && *others ? ":" : "", others ? others : "");
+        return 1;
+    }
+    return 0;
+}
+
 static int remove_entry(const char *path, const struct stat *info, int kind, struct FTW *at)
 {
     (void)info, (void)kind, (void)at;
@@ -355,6 +379,7 @@ static int remove_folder(lua_State *L)
 void peri__job_register(lua_State *L)
 {
     static const luaL_Reg functions[] = {{"folder", make_folder}, {"remove", remove_folder}, {"sought", sought},
+                                         {"loopback", loopback},
                                          {"files", files}, {"start", start}, {"next", next}, {"signal", send_signal},
                                          {"children", children}, {"sweep", sweep}, {"started", started}, {NULL, NULL}};
     luaL_register(L, NULL, functions);

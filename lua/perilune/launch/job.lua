@@ -241,11 +241,11 @@ local function orders(R, grace)
 end
 
 --- Run `command` (a list of words) with so many ranks, all of which must have started after `deadline` seconds. grace: seconds that a
---- script has to stop when a signal asks for it; warnings: further signals that do (numbers). Returns the exit code; nil and why it could
---- not be started.
-function M.run(command, ranks, deadline, grace, warnings)
+--- script has to stop when a signal asks for it; warnings: further signals that do (numbers); preload: of `command`
+--- (LD_PRELOAD). Returns the exit code; nil and why it could not be started.
+function M.run(command, ranks, deadline, grace, warnings, preload)
   local launcher = require "perilune.launcher"
-  local pid, why = launcher.start(command, warnings or {})
+  local pid, why = launcher.start(command, warnings or {}, preload)
   if not pid then return nil, why end
   local R, F = M.roll(ranks), M.filter(function(text) io.stderr:write(text) end)
   F.crashed = ("^%%[[^:]*:0*%d%%]"):format(pid)
