@@ -313,6 +313,7 @@ end
 
 --- Run the command line in `words` (a list with the program's name at 0). Returns the exit code.
 function M.main(words)
+  require("perilune.compiler").settle()
   local list = {}
   for i = 1, #words do list[i] = words[i] end
   if list[1] == "run" then

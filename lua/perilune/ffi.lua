@@ -5,6 +5,7 @@ local errors = require "perilune.errors"
 local getenv = require "perilune.environment"
 local util = require "perilune.util"
 
+require("perilune.compiler").settle()
 ffi.cdef(require "perilune.cdef")
 
 -- The launcher holds the library in itself; plain `luajit script.lua` loads it: PERI_LIBRARY, or where the tree (lua/perilune/ffi.lua,

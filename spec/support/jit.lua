@@ -60,6 +60,7 @@ end
 
 --- Fail unless f compiles. `allowed` (optional): a pattern of aborts that a comment at the call explains.
 function M.assert_compiles(name, f, allowed)
+  if not jit.status() then return pending "LuaJIT makes wrong code here, so nothing is compiled" end
   local seen, problems = M.watch(f), {}
   if seen.traces == 0 then problems[1] = "no trace was compiled" end
   for _, abort in ipairs(seen.aborts) do
