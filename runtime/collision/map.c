@@ -15,6 +15,7 @@ int32_t peri_collision_buckets(int64_t rows)
 
 void peri_collision_segments(int64_t rows, int32_t buckets, int64_t *out)
 {
+    if (!out || buckets < 1) return;
     for (int32_t b = 0; b <= buckets; b++) out[b] = rows / buckets * b + rows % buckets * b / buckets;
 }
 
@@ -241,7 +242,7 @@ peri_status peri_collision_new(peri_device *device, const peri_collision_config 
     return status;
 }
 
-void peri_collision_retain(peri_collision *c) { peri__refs_add(&c->refs); }
+void peri_collision_retain(peri_collision *c) { if (c) peri__refs_add(&c->refs); }
 
 void peri_collision_release(peri_collision *c)
 {
@@ -259,8 +260,8 @@ void peri_collision_release(peri_collision *c)
     peri__object_count(-1);
 }
 
-int64_t peri_collision_rows(const peri_collision *c) { return c->rows; }
-int64_t peri_collision_first_row(const peri_collision *c) { return c->first_row; }
+int64_t peri_collision_rows(const peri_collision *c) { return c ? c->rows : 0; }
+int64_t peri_collision_first_row(const peri_collision *c) { return c ? c->first_row : 0; }
 
 peri_status peri_collision_time(peri_collision *c, int64_t now)
 {

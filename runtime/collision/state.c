@@ -46,6 +46,7 @@ static int32_t kind_of(const peri_collision *c, int32_t i)
 
 int32_t peri_collision_states(const peri_collision *c)
 {
+    if (!c) return 0;
     int32_t n = 0;
     for (int32_t kind = 0; kind < KINDS; kind++) n += has(c, kind);
     return n;
@@ -53,6 +54,7 @@ int32_t peri_collision_states(const peri_collision *c)
 
 const char *peri_collision_state_name(const peri_collision *c, int32_t i)
 {
+    if (!c) return NULL;
     int32_t kind = i < 0 ? KINDS : kind_of(c, i);
     return kind < KINDS ? names[kind] : NULL;
 }

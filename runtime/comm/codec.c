@@ -76,7 +76,7 @@ peri_status peri_codec_new(const peri_codec_config *config, peri_codec **out)
     return PERI_OK;
 }
 
-void peri_codec_retain(peri_codec *codec) { peri__refs_add(&codec->refs); }
+void peri_codec_retain(peri_codec *codec) { if (codec) peri__refs_add(&codec->refs); }
 
 void peri_codec_release(peri_codec *codec)
 {
@@ -85,10 +85,14 @@ void peri_codec_release(peri_codec *codec)
     peri__free(codec);
 }
 
-void peri_codec_describe(const peri_codec *codec, peri_codec_config *out) { *out = codec->config; }
+void peri_codec_describe(const peri_codec *codec, peri_codec_config *out)
+{
+    if (out) *out = codec ? codec->config : (peri_codec_config){0};
+}
 
 int32_t peri_codec_wire_dtype(const peri_codec *codec)
 {
+    if (!codec) return 0;
     static const int32_t dtypes[PERI_CODEC_COUNT] = {PERI_F32, PERI_F16, PERI_BF16, PERI_U8, PERI_U8, PERI_U8};
     return dtypes[codec->config.format];
 }
@@ -110,6 +114,7 @@ static int64_t block_size(const peri_codec *c)
 
 int64_t peri_codec_size(const peri_codec *codec, int64_t n)
 {
+    if (!codec) return 0;
     int64_t limit = (int64_t)1 << 62, blocks = n / block_of(codec) + (n % block_of(codec) != 0);
     return n < 0 || blocks > (limit - 1) / block_size(codec) ? -1 : blocks * block_size(codec);
 }
@@ -161,7 +166,7 @@ peri_status peri_codec_context_new(peri_codec *codec, const int64_t *splits, int
     return PERI_OK;
 }
 
-void peri_codec_context_retain(peri_codec_context *context) { peri__refs_add(&context->refs); }
+void peri_codec_context_retain(peri_codec_context *context) { if (context) peri__refs_add(&context->refs); }
 
 void peri_codec_context_release(peri_codec_context *context)
 {
@@ -173,7 +178,7 @@ void peri_codec_context_release(peri_codec_context *context)
     peri__free(context);
 }
 
-const int64_t *peri_codec_context_wire_splits(const peri_codec_context *context) { return context->wire_splits; }
+const int64_t *peri_codec_context_wire_splits(const peri_codec_context *context) { return context ? context->wire_splits : NULL; }
 
 /* -- messages -------------------------------------------------------------------------------------------------------------------------- */
 

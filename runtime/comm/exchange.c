@@ -379,6 +379,7 @@ peri_status peri__flow_post(peri_group *group, peri_tensor *input, const peri__f
 
 int32_t peri_exchange_results(peri_work *exchange)
 {
+    if (!exchange) return 0;
     return exchange->vtab == &exchange_vtab ? results_of(((exchange_work *)exchange)->flow) : 1;
 }
 

@@ -185,7 +185,7 @@ out:
     return status;
 }
 
-void peri_group_retain(peri_group *group) { peri__refs_add(&group->refs); }
+void peri_group_retain(peri_group *group) { if (group) peri__refs_add(&group->refs); }
 
 void peri_group_release(peri_group *group)
 {
@@ -213,34 +213,40 @@ void peri_group_release(peri_group *group)
 
 /* -- asking ---------------------------------------------------------------------------------------------------------------------- */
 
-int32_t peri_group_rank(const peri_group *group) { return group->rank; }
-int32_t peri_group_size(const peri_group *group) { return group->size; }
-int32_t peri_group_local_rank(const peri_group *group) { return group->local_rank; }
-int32_t peri_group_local_size(const peri_group *group) { return group->local_size; }
-int32_t peri_group_global_rank(const peri_group *group, int32_t rank) { return rank >= 0 && rank < group->size ? group->ranks[rank] : -1; }
-const char *peri_group_name(const peri_group *group) { return group->name; }
-const char *peri_group_transport(const peri_group *group) { return group->comm->vtab->name; }
+int32_t peri_group_rank(const peri_group *group) { return group ? group->rank : -1; }
+int32_t peri_group_size(const peri_group *group) { return group ? group->size : 0; }
+int32_t peri_group_local_rank(const peri_group *group) { return group ? group->local_rank : -1; }
+int32_t peri_group_local_size(const peri_group *group) { return group ? group->local_size : 0; }
+int32_t peri_group_global_rank(const peri_group *group, int32_t rank) 
+{
+    return group && rank >= 0 && rank < group->size ? group->ranks[rank] : -1;
+}
+const char *peri_group_name(const peri_group *group) { return group ? group->name : NULL; }
+const char *peri_group_transport(const peri_group *group) { return group ? group->comm->vtab->name : NULL; }
 const char *peri_group_transport_of(const peri_group *group, const peri_device *device)
 {
+    if (!group) return NULL;
     return (peri__by_device(group, device) ? group->comm->device_vtab : group->comm->vtab)->name;
 }
-const char *peri_group_transports(const peri_group *group) { return group->comm->transports; }
+const char *peri_group_transports(const peri_group *group) { return group ? group->comm->transports : NULL; }
 bool peri_group_rank_order(const peri_group *group, const peri_device *device)
 {
+    if (!group) return false;
     if (peri__by_device(group, device)) return group->comm->device_vtab->takes & PERI_COLL_DEVICE_RANK_ORDER;
     return group->comm->vtab->takes & PERI_COLL_RANK_ORDER;
 }
-double peri_group_timeout(const peri_group *group) { return (double)group->timeout_ns * 1e-9; }
+double peri_group_timeout(const peri_group *group) { return group ? (double)group->timeout_ns * 1e-9 : 0; }
 
 int32_t peri_group_node(const peri_group *group, int32_t rank)
 {
+    if (!group) return -1;
     int32_t global = peri_group_global_rank(group, rank);
     return global < 0 ? -1 : group->comm->node[global];
 }
 
-void peri_group_fingerprints(peri_group *group, bool on) { group->unsigned_ops = !on; }
+void peri_group_fingerprints(peri_group *group, bool on) { if (group) group->unsigned_ops = !on; }
 
-int32_t peri_group_channel(const peri_group *group) { return group->channel; }
+int32_t peri_group_channel(const peri_group *group) { return group ? group->channel : 0; }
 const char *peri_channel_name(int32_t channel)
 {
     return channel < 0 || channel >= PERI_CHANNEL_COUNT ? NULL : peri_coll_channel_name(channel);
@@ -315,6 +321,7 @@ peri_status peri__group_fail(peri_group *group, peri_status status)
 
 void peri_group_abort(peri_group *group, const char *message)
 {
+    if (!group) return;
     peri__group_fail(group, peri__fail(PERI_EABORTED, "%s", message && *message ? message : "aborted"));
 }
 
@@ -393,10 +400,10 @@ bool peri__record_line(const peri_group *group, uint64_t sequence, int64_t now_n
 
 void peri_group_record(const peri_group *group, char *text, size_t len)
 {
-    if (!len) return;
+    if (!len || !text) return;
     size_t used = 0;
     text[0] = 0;
-    if (!group->records) return;
+    if (!group || !group->records) return;
     int64_t now = peri_time_ns();
     for (uint64_t s = peri__record_first(group); s <= group->sequence && used + 1 < len; s++) {
         char line[PERI_RECORD_LINE];

@@ -330,11 +330,12 @@ peri_status peri_reducer_watch(peri_reducer *r, peri_tensor *t)
     return PERI_OK;
 }
 
-void peri_reducer_enable(peri_reducer *r, bool on) { r->off = !on; }
-void peri_reducer_defer(peri_reducer *r, bool on) { r->deferred = on; }
+void peri_reducer_enable(peri_reducer *r, bool on) { if (r) r->off = !on; }
+void peri_reducer_defer(peri_reducer *r, bool on) { if (r) r->deferred = on; }
 
 void peri_reducer_detach(peri_reducer *r)
 {
+    if (!r) return;
     r->off = true;
     for (int64_t i = 0; r->entries && i < r->n; i++) {
         entry *e = &r->entries[i];

@@ -84,12 +84,13 @@ peri_status peri_group_watch(peri_group *group, bool on)
 void peri_group_watched(const peri_group *group, const peri_watched_op **ops, int64_t *n_ops, const peri_watched_wait **waits,
                         int64_t *n_waits)
 {
-    const peri__watch *w = &group->comm->watch;
-    *ops = w->ops;
-    *n_ops = w->n_ops;
-    *waits = w->waits;
-    *n_waits = w->n_waits;
+    static const peri__watch none;
+    const peri__watch *w = group ? &group->comm->watch : &none;
+    if (ops) *ops = w->ops;
+    if (n_ops) *n_ops = w->n_ops;
+    if (waits) *waits = w->waits;
+    if (n_waits) *n_waits = w->n_waits;
 }
 
-void peri_group_waits(peri_group *group) { peri__watch_waits(group->comm, NULL); }
-void peri_work_waits(peri_work *work) { peri__watch_waits(work->group->comm, work); }
+void peri_group_waits(peri_group *group) { if (group) peri__watch_waits(group->comm, NULL); }
+void peri_work_waits(peri_work *work) { if (work) peri__watch_waits(work->group->comm, work); }

@@ -202,7 +202,7 @@ peri_status peri_work_wait(peri_work *work)
     return status;
 }
 
-void peri_work_retain(peri_work *work) { peri__refs_add(&work->refs); }
+void peri_work_retain(peri_work *work) { if (work) peri__refs_add(&work->refs); }
 
 void peri_work_release(peri_work *work)
 {
@@ -218,15 +218,17 @@ void peri_work_release(peri_work *work)
 
 /* -- what is in flight in a world or group ----------------------------------------------------------------------------------------- */
 
-int64_t peri_group_pending(const peri_group *group) { return group->comm->pending; }
+int64_t peri_group_pending(const peri_group *group) { return group ? group->comm->pending : 0; }
 
 void peri_group_expire(peri_group *group)
 {
+    if (!group) return;
     for (peri_work *w = group->comm->first; w; w = w->next) w->expired = true;
 }
 
 int64_t peri_group_progress(peri_group *group)
 {
+    if (!group) return 0;
     peri__comm_progress(group->comm);
     return group->comm->events;
 }

@@ -186,7 +186,7 @@ peri_status peri_tbe_accumulate_set(peri_tbe *tbe, bool on)
     return PERI_OK;
 }
 
-int64_t peri_tbe_accumulated(const peri_tbe *tbe) { return tbe->n_kept; }
+int64_t peri_tbe_accumulated(const peri_tbe *tbe) { return tbe ? tbe->n_kept : 0; }
 
 peri_status peri_tbe_accumulated_apply(peri_tbe *tbe)
 {

@@ -235,7 +235,7 @@ peri_status peri__tbe_blocks_new(const peri_tbe *tbe, const peri_tbe_block *bloc
     return blocks_new(tbe, blocks, n, false, out);
 }
 
-void peri_tbe_blocks_retain(peri_tbe_blocks *blocks) { peri__refs_add(&blocks->refs); }
+void peri_tbe_blocks_retain(peri_tbe_blocks *blocks) { if (blocks) peri__refs_add(&blocks->refs); }
 
 void peri_tbe_blocks_release(peri_tbe_blocks *blocks)
 {

@@ -24,7 +24,7 @@ peri_status peri_tbe_batch_new(peri_tbe *tbe, const peri_tbe_input *in, peri_tbe
     return batch_for("peri_tbe_batch_new", tbe, in, out);
 }
 
-void peri_tbe_batch_retain(peri_tbe_batch *batch) { peri__refs_add(&batch->refs); }
+void peri_tbe_batch_retain(peri_tbe_batch *batch) { if (batch) peri__refs_add(&batch->refs); }
 
 void peri_tbe_batch_release(peri_tbe_batch *b)
 {

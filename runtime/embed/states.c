@@ -55,6 +55,9 @@ peri_status peri_tbe_state(peri_tbe *tbe, int64_t table, const char *name, peri_
 int32_t peri_tbe_state_shape(const peri_tbe *tbe, int64_t table, const char *name, int64_t *shape)
 {
     int32_t i;
+    PERI_NEED(tbe);
+    PERI_NEED(name);
+    PERI_NEED(shape);
     PERI_TRY(check_table_index("peri_tbe_state_shape", tbe, table));
     PERI_TRY(state_index("peri_tbe_state_shape", tbe, table, name, &i));
     int64_t rows = tbe->tables[table].config.rows, cols = tbe->layout[table].cols;
@@ -150,8 +153,8 @@ int64_t peri__tbe_changes(const peri_tbe *tbe)
     return tbe->updates + tbe->writes + tbe->ema_step + (tbe->weight ? (int64_t)peri__version(tbe->weight) : 0);
 }
 
-double peri_tbe_learning_rate(const peri_tbe *tbe) { return tbe->optimizer.learning_rate; }
-int64_t peri_tbe_iteration(const peri_tbe *tbe) { return tbe->iteration; }
+double peri_tbe_learning_rate(const peri_tbe *tbe) { return tbe ? tbe->optimizer.learning_rate : 0; }
+int64_t peri_tbe_iteration(const peri_tbe *tbe) { return tbe ? tbe->iteration : 0; }
 
 peri_status peri_tbe_iteration_set(peri_tbe *tbe, int64_t iteration)
 {

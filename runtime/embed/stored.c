@@ -71,7 +71,7 @@ peri_status peri_tbe_ids_mark_set(peri_tbe *tbe, int64_t table, const peri_ids_m
     return PERI_OK;
 }
 
-const char *peri_tbe_cache_io(const peri_tbe *tbe) { return tbe->store->io ? tbe->store->io(tbe) : NULL; }
+const char *peri_tbe_cache_io(const peri_tbe *tbe) { return tbe && tbe->store->io ? tbe->store->io(tbe) : NULL; }
 
 peri_status peri_tbe_cache_statistics(peri_tbe *tbe, int64_t table, peri_tbe_cache_stats *out)
 {

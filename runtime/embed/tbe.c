@@ -348,7 +348,7 @@ peri_status peri__tbe_over(const peri_tbe_config *c, peri_tensor *flat, peri_tbe
     return status;
 }
 
-void peri_tbe_retain(peri_tbe *tbe) { peri__refs_add(&tbe->refs); }
+void peri_tbe_retain(peri_tbe *tbe) { if (tbe) peri__refs_add(&tbe->refs); }
 
 void peri_tbe_release(peri_tbe *tbe)
 {

@@ -67,8 +67,8 @@ peri_status peri_batch_reserve(peri_batch *batch, int64_t ids)
 
 void peri_batch_share(int64_t rows, int32_t rank, int32_t world, int64_t *begin, int64_t *end)
 {
-    *begin = rows * rank / world;
-    *end = rows * (rank + 1) / world;
+    if (begin) *begin = world > 0 ? rows * rank / world : 0;
+    if (end) *end = world > 0 ? rows * (rank + 1) / world : 0;
 }
 
 double peri_random_uniform(uint64_t seed, uint64_t stream, uint64_t index)

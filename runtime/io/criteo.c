@@ -225,6 +225,7 @@ static peri_status index_rows(peri_criteo *r, int64_t *rows)
 
 int64_t peri_criteo_index_words(const peri_criteo *r)
 {
+    if (!r) return 0;
     if (r->window.pipe)
         return peri__fail(PERI_EINVAL, "peri_criteo_index_words: %s is a pipe: one reader can read it, one after the other; write it to a "
                           "file first, or use one worker", r->path);
@@ -570,6 +571,7 @@ peri_status peri_criteo_next(peri_criteo *r, peri_batch *b)
 
 void peri_criteo_rewind(peri_criteo *r)
 {
+    if (!r) return;
     r->spent = r->window.pipe && r->at > r->begin;
     r->at = r->begin;
     r->row = 0;
@@ -578,6 +580,7 @@ void peri_criteo_rewind(peri_criteo *r)
 
 int64_t peri_criteo_count(peri_criteo *r)
 {
+    if (!r) return 0;
     int64_t lines, next;
     if (r->window.pipe)
         return peri__fail(PERI_EINVAL, "peri_criteo_count: %s is a pipe, whose lines are not known; write it to a file", r->path);

@@ -481,7 +481,7 @@ out:
     return status;
 }
 
-void peri_sharded_retain(peri_sharded *e) { peri__refs_add(&e->refs); }
+void peri_sharded_retain(peri_sharded *e) { if (e) peri__refs_add(&e->refs); }
 
 void peri_sharded_release(peri_sharded *e)
 {

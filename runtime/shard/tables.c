@@ -190,7 +190,7 @@ void peri__tables_free(peri_sharded *e)
 
 /* -- what users do with them -------------------------------------------------------------------------------------------------------- */
 
-int32_t peri_sharded_local_shards(const peri_sharded *e) { return e->n_local; }
+int32_t peri_sharded_local_shards(const peri_sharded *e) { return e ? e->n_local : 0; }
 
 peri_status peri_sharded_local_shard(peri_sharded *e, int32_t i, peri_local_shard *out)
 {

@@ -154,15 +154,19 @@ peri_status peri_device_get(const char *name, peri_device **out)
     return status < 0 ? status : PERI_OK;
 }
 
-const char *peri_device_name(const peri_device *device) { return device->name; }
-bool peri_device_host_access(const peri_device *device) { return device->caps & PERI_DEVICE_HOST_ACCESS; }
+const char *peri_device_name(const peri_device *device) { return device ? device->name : NULL; }
+bool peri_device_host_access(const peri_device *device) 
+{
+    return device && (device->caps & PERI_DEVICE_HOST_ACCESS);
+}
 
 bool peri_device_probe(const char *name, char *reason, size_t len)
 {
     const peri_device_vtab *vtab;
     char why[512] = "";
-    bool ok = peri__plugin_device(name, &vtab) >= 0;
-    if (!ok) snprintf(why, sizeof why, "%.250s", peri_error_message());
+    bool ok = name && peri__plugin_device(name, &vtab) >= 0;
+    if (!name) snprintf(why, sizeof why, "no name");
+    else if (!ok) snprintf(why, sizeof why, "%.250s", peri_error_message());
     else ok = vtab->probe(why, sizeof why) >= 0;
     if (reason && len) snprintf(reason, len, "%s", why);
     return ok;
@@ -265,8 +269,8 @@ peri_status peri_stream_new(peri_device *device, peri_stream **out)
     return PERI_OK;
 }
 
-void peri_stream_retain(peri_stream *s) { peri__refs_add(&s->refs); }
-peri_device *peri_stream_device(const peri_stream *s) { return s->device; }
+void peri_stream_retain(peri_stream *s) { if (s) peri__refs_add(&s->refs); }
+peri_device *peri_stream_device(const peri_stream *s) { return s ? s->device : NULL; }
 
 void peri_stream_release(peri_stream *s)
 {
@@ -284,6 +288,7 @@ void peri_stream_release(peri_stream *s)
 
 peri_stream *peri_stream_current(peri_device *device)
 {
+    if (!device) return NULL;
     peri_stream *s = current[device->id];
     return s ? s : &device->default_stream;
 }
@@ -342,7 +347,7 @@ void peri_event_release(peri_event *e)
     peri__free(e);
 }
 
-peri_device *peri_event_device(const peri_event *e) { return e->device; }
+peri_device *peri_event_device(const peri_event *e) { return e ? e->device : NULL; }
 
 peri_status peri_event_record(peri_event *event, peri_stream *stream)
 {

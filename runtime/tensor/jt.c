@@ -12,7 +12,7 @@ static void bag_text(const void *owner, int64_t bag, char *text, size_t len)
     snprintf(text, len, "bag %lld", (long long)bag);
 }
 
-void peri_jt_retain(peri_jt *jt) { peri__refs_add(&jt->refs); }
+void peri_jt_retain(peri_jt *jt) { if (jt) peri__refs_add(&jt->refs); }
 
 void peri_jt_release(peri_jt *jt)
 {
@@ -86,7 +86,7 @@ peri_status peri__jt_adopt(peri_tensor *values, peri_tensor *weights, peri_tenso
     return PERI_OK;
 }
 
-int64_t peri_jt_bags(const peri_jt *jt) { return jt->bags.bags; }
+int64_t peri_jt_bags(const peri_jt *jt) { return jt ? jt->bags.bags : 0; }
 
 int64_t peri_jt_version(const peri_jt *j)
 {

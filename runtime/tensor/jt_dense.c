@@ -324,6 +324,7 @@ peri_status peri_jt_equal(peri_jt *a, peri_jt *b, bool *out)
 
 int64_t peri_jt_bytes(const peri_jt *jt)
 {
+    if (!jt) return 0;
     return peri__tensor_bytes(jt->values) + peri__tensor_bytes(jt->weights) + peri__tensor_bytes(jt->bags.lengths) +
            peri__tensor_bytes(jt->bags.offsets);
 }

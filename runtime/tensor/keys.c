@@ -82,7 +82,7 @@ peri_status peri__keys_slice(const peri_keys *keys, int32_t begin, int32_t end, 
     return peri_keys_new(keys->names + begin, end - begin, out);
 }
 
-void peri_keys_retain(peri_keys *k) { peri__refs_add(&k->refs); }
+void peri_keys_retain(peri_keys *k) { if (k) peri__refs_add(&k->refs); }
 
 void peri_keys_release(peri_keys *k)
 {
@@ -91,13 +91,14 @@ void peri_keys_release(peri_keys *k)
     peri__free(k);
 }
 
-int32_t peri_keys_count(const peri_keys *k) { return k->count; }
-const char *peri_keys_name(const peri_keys *k, int32_t i) { return i >= 0 && i < k->count ? k->names[i] : NULL; }
-uint64_t peri_keys_hash(const peri_keys *k) { return k->hash; }
-bool peri_keys_unique(const peri_keys *k) { return k->unique; }
+int32_t peri_keys_count(const peri_keys *k) { return k ? k->count : 0; }
+const char *peri_keys_name(const peri_keys *k, int32_t i) { return k && i >= 0 && i < k->count ? k->names[i] : NULL; }
+uint64_t peri_keys_hash(const peri_keys *k) { return k ? k->hash : 0; }
+bool peri_keys_unique(const peri_keys *k) { return k && k->unique; }
 
 int32_t peri_keys_find(const peri_keys *k, const char *name)
 {
+    if (!k || !name) return -1;
     uint64_t hash = peri__hash_text(name);
     for (int32_t at = (int32_t)(hash & (uint64_t)k->table_mask); k->table[at]; at = (at + 1) & k->table_mask) {
         int32_t i = k->table[at] - 1;
@@ -109,6 +110,7 @@ int32_t peri_keys_find(const peri_keys *k, const char *name)
 bool peri_keys_equal(const peri_keys *a, const peri_keys *b)
 {
     if (a == b) return true;
+    if (!a || !b) return false;
     if (a->count != b->count || a->hash != b->hash) return false;
     for (int32_t i = 0; i < a->count; i++)
         if (strcmp(a->names[i], b->names[i])) return false;

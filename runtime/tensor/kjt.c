@@ -41,7 +41,7 @@ static void set_sizes(peri_kjt *k, const int64_t *length_per_key)
     k->synced = true;
 }
 
-void peri_kjt_retain(peri_kjt *k) { peri__refs_add(&k->refs); }
+void peri_kjt_retain(peri_kjt *k) { if (k) peri__refs_add(&k->refs); }
 
 void peri_kjt_release(peri_kjt *k)
 {
@@ -249,6 +249,8 @@ peri_status peri__kjt_adopt(const peri__kjt_parts *p, peri_kjt **out)
 
 void peri_kjt_describe(const peri_kjt *k, peri_kjt_desc *out)
 {
+    if (out) *out = (peri_kjt_desc){0};
+    if (!k || !out) return;
     const peri_tensor *t = k->bags.lengths ? k->bags.lengths : k->bags.offsets;
     *out = (peri_kjt_desc){.stride = k->stride,
                            .bags = k->bags.bags,
@@ -273,11 +275,11 @@ int64_t peri_kjt_version(const peri_kjt *k)
     return peri_tensor_version(k->values) + rest + peri__bags_version(&k->bags);
 }
 
-peri_keys *peri_kjt_keys(const peri_kjt *k) { return k->keys; }
-peri_keys *peri_kjt_inverse_keys(const peri_kjt *k) { return k->inverse_keys; }
-const int64_t *peri_kjt_stride_per_key(const peri_kjt *k) { return k->stride_per_key; }
-const int64_t *peri_kjt_lengths_offset_per_key(const peri_kjt *k) { return k->lengths_offset_per_key; }
-const int64_t *peri_kjt_stride_per_key_per_rank(const peri_kjt *k) { return k->stride_per_key_per_rank; }
+peri_keys *peri_kjt_keys(const peri_kjt *k) { return k ? k->keys : NULL; }
+peri_keys *peri_kjt_inverse_keys(const peri_kjt *k) { return k ? k->inverse_keys : NULL; }
+const int64_t *peri_kjt_stride_per_key(const peri_kjt *k) { return k ? k->stride_per_key : NULL; }
+const int64_t *peri_kjt_lengths_offset_per_key(const peri_kjt *k) { return k ? k->lengths_offset_per_key : NULL; }
+const int64_t *peri_kjt_stride_per_key_per_rank(const peri_kjt *k) { return k ? k->stride_per_key_per_rank : NULL; }
 
 peri_status peri_kjt_values(peri_kjt *k, peri_tensor **out)
 {
@@ -389,6 +391,7 @@ peri_status peri_kjt_sync(peri_kjt *k)
 
 void peri_kjt_unsync(peri_kjt *k)
 {
+    if (!k) return;
     k->synced = k->bags.checked = false;
     k->bags.longest = -1;
 }

@@ -6,6 +6,7 @@
 
 int32_t peri_kjt_dist_labels(const peri_kjt *k, int32_t *labels)
 {
+    if (!k || !labels) return 0;
     int32_t n = 0;
     labels[n++] = PERI_KJT_LENGTHS;
     labels[n++] = PERI_KJT_VALUES;

@@ -371,6 +371,7 @@ peri_status peri_kjt_equal(peri_kjt *a, peri_kjt *b, bool *out)
 
 int64_t peri_kjt_bytes(const peri_kjt *k)
 {
+    if (!k) return 0;
     return peri__tensor_bytes(k->values) + peri__tensor_bytes(k->weights) + peri__tensor_bytes(k->bags.lengths) +
            peri__tensor_bytes(k->bags.offsets) + peri__tensor_bytes(k->inverse);
 }

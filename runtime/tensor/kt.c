@@ -4,7 +4,7 @@
  */
 #include "jagged_internal.h"
 
-void peri_kt_retain(peri_kt *kt) { peri__refs_add(&kt->refs); }
+void peri_kt_retain(peri_kt *kt) { if (kt) peri__refs_add(&kt->refs); }
 
 void peri_kt_release(peri_kt *kt)
 {
@@ -115,10 +115,10 @@ peri_status peri_kt_from_tensors(peri_keys *keys, peri_tensor *const *tensors, i
 
 int64_t peri_kt_version(const peri_kt *kt) { return kt ? peri_tensor_version(kt->values) : 0; }
 
-peri_keys *peri_kt_keys(const peri_kt *kt) { return kt->keys; }
-int32_t peri_kt_key_dim(const peri_kt *kt) { return kt->key_dim; }
-const int64_t *peri_kt_length_per_key(const peri_kt *kt) { return kt->length_per_key; }
-const int64_t *peri_kt_offset_per_key(const peri_kt *kt) { return kt->offset_per_key; }
+peri_keys *peri_kt_keys(const peri_kt *kt) { return kt ? kt->keys : NULL; }
+int32_t peri_kt_key_dim(const peri_kt *kt) { return kt ? kt->key_dim : 0; }
+const int64_t *peri_kt_length_per_key(const peri_kt *kt) { return kt ? kt->length_per_key : NULL; }
+const int64_t *peri_kt_offset_per_key(const peri_kt *kt) { return kt ? kt->offset_per_key : NULL; }
 
 peri_status peri_kt_values(peri_kt *kt, peri_tensor **out)
 {

@@ -63,7 +63,7 @@ void peri__node_spend(peri__node *node)
     peri__node_release(node);
 }
 
-void peri_tensor_retain(peri_tensor *t) { peri__refs_add(&t->refs); }
+void peri_tensor_retain(peri_tensor *t) { if (t) peri__refs_add(&t->refs); }
 
 void peri_tensor_release(peri_tensor *t)
 {

@@ -176,7 +176,7 @@ out:
     return status;
 }
 
-void peri_optim_retain(peri_optim *o) { peri__refs_add(&o->refs); }
+void peri_optim_retain(peri_optim *o) { if (o) peri__refs_add(&o->refs); }
 
 void peri_optim_release(peri_optim *o)
 {
@@ -349,7 +349,10 @@ peri_status peri_optim_get(const peri_optim *o, const char *name, double *out)
     return PERI_OK;
 }
 
-const char *peri_optim_state_name(const peri_optim *o, int32_t i) { return i >= 0 && i < o->states ? o->names[i] : NULL; }
+const char *peri_optim_state_name(const peri_optim *o, int32_t i) 
+{
+    return o && i >= 0 && i < o->states ? o->names[i] : NULL;
+}
 
 peri_status peri_optim_state(peri_optim *o, int32_t param, const char *name, peri_tensor **out)
 {
@@ -368,7 +371,10 @@ peri_status peri_optim_state(peri_optim *o, int32_t param, const char *name, per
                       o->states ? o->names[0] : "(none)");
 }
 
-int64_t peri_optim_steps(const peri_optim *o, int32_t param) { return param >= 0 && param < o->n ? o->steps[param] : -1; }
+int64_t peri_optim_steps(const peri_optim *o, int32_t param) 
+{
+    return o && param >= 0 && param < o->n ? o->steps[param] : -1;
+}
 
 peri_status peri_optim_steps_set(peri_optim *o, int32_t param, int64_t steps)
 {

@@ -110,7 +110,7 @@ static block *block_of(const peri_tensor *t)
 
 /* -- tensors ---------------------------------------------------------------------------------------------------------------------- */
 
-bool peri_tensor_is_pinned(const peri_tensor *t) { return block_of(t) != NULL; }
+bool peri_tensor_is_pinned(const peri_tensor *t) { return t && block_of(t) != NULL; }
 
 peri_status peri_tensor_new_pinned(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, peri_tensor **out)
 {

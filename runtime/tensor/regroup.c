@@ -24,7 +24,7 @@ struct peri_regroup {
     int64_t *uses;
 };
 
-void peri_regroup_retain(peri_regroup *plan) { peri__refs_add(&plan->refs); }
+void peri_regroup_retain(peri_regroup *plan) { if (plan) peri__refs_add(&plan->refs); }
 
 void peri_regroup_release(peri_regroup *p)
 {

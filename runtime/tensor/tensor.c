@@ -204,6 +204,8 @@ peri_status peri_tensor_detach(peri_tensor *t, peri_tensor **out)
 
 void peri_tensor_describe(const peri_tensor *t, peri_tensor_desc *out)
 {
+    if (out) *out = (peri_tensor_desc){0};
+    if (!t || !out) return;
     *out = (peri_tensor_desc){.dtype = t->dtype,
                               .ndim = t->ndim,
                               .numel = peri__numel(t),

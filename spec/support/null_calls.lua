@@ -1,8 +1,9 @@
--- Run by spec/null_spec.lua in processes of its own: luajit null_calls.lua FIRST. Calls every C function that can say an error with
+-- Run by spec/null_spec.lua in processes of its own: luajit null_calls.lua FIRST. Calls every C function that takes a pointer with
 -- pointers that are missing: with NULL for all and 0 for all numbers, then once for each of its pointers and each of `numbers` and
 -- `dtypes`, that pointer NULL and the others whole objects, or rooms of zeros. Functions are found in the headers.
 --
--- From call number FIRST on it prints "call NUMBER FUNCTION without WHAT", calls, and prints "STATUS MESSAGE". The last line is "end".
+-- From call number FIRST on it prints "call NUMBER FUNCTION without WHAT", calls, and prints "STATUS MESSAGE", or "0 " for a function that
+-- says no error. The last line is "end".
 local ffi = require "ffi"
 local C = require("perilune.ffi").C
 
@@ -82,20 +83,25 @@ local function given(argument, have)
   if have[handle] and stars:find "%*const %*" then return keep(ffi.new(("peri_%s *[8]"):format(handle), fill(have[handle]))) end
   if have[handle] and not stars:find "%*%*" then return have[handle] end
   if argument:find "char %*const" then return names end
-  if argument:find "char %*" then return "cpu" end
+  if argument:find "const char %*[^%*]" then return "cpu" end
   return room()
 end
 
---- Declarations of the functions that return a peri_status: { name =, arguments = { text, ... } }.
+--- Declarations of the functions that return a peri_status, and of the others that take pointers: { name =, says = whether it returns a
+--- status, arguments = { text, ... } }.
 local function declared()
   local text = require("perilune.cdef"):gsub("/%*.-%*/", "")
   local list = {}
-  for name, inside in text:gmatch "peri_status%s+(peri_[%w_]+)%s*(%b())%s*;" do
-    local arguments = {}
+  for result, name, inside in text:gmatch "\n%s*([%w_ %*]-)%f[%w_](peri_[%w_]+)%s*(%b())%s*;" do
+    local arguments, says = {}, result:find "peri_status" ~= nil
+    if result:find "typedef" or not says and not inside:find "%*" then goto next end
     if not inside:find "^%(%s*void%s*%)$" then
-      for argument in inside:sub(2, -2):gmatch "[^,]+" do arguments[#arguments + 1] = argument end
+      for argument in inside:sub(2, -2):gmatch "[^,]+" do
+        arguments[#arguments + 1] = argument:gsub("([%w_]+)%s*%b[]", "*%1") -- an array is a pointer
+      end
     end
-    list[#list + 1] = { name = name, arguments = arguments }
+    list[#list + 1] = { name = name, arguments = arguments, says = says }
+    ::next::
   end
   return list
 end
@@ -108,6 +114,7 @@ local function call(f, without, values)
   if count < first then return end
   io.write(("call %d %s without %s\n"):format(count, f.name, without))
   local status = C[f.name](unpack(values, 1, #f.arguments))
+  if not f.says then status = 0 end
   io.write(("%d %s\n"):format(status, status < 0 and ffi.string(C.peri_error_message()):gsub("\n", " ") or ""))
 end
 
