@@ -82,6 +82,10 @@ local function main()
     options.steps / options.steps_per_pass, options.learning_rate, options.dense_learning_rate))
   local points, result = training.run(options, data, model, optimizer, log)
   log:close()
+  local function stopped(what)
+    say(("stopped %s; the same command goes on from the last checkpoint"):format(what))
+  end
+  if result.interrupted then return stopped(("after step %d, and saved"):format(result.steps)) end
   say(training.words(options, result))
 
   local summary = copy({ data = data.name, ranks = peri.world_size(), steps = result.steps, kept_step = result.kept,
@@ -91,6 +95,7 @@ local function main()
   }, options, { "batch_size", "steps_per_pass", "learning_rate", "dense_learning_rate", "plan", "seed", "device" })
   summary.plan = summary.plan or "automatic"
   judge(options, data, model, summary, say)
+  if peri.stopped() then return stopped "before all was judged" end -- loaders end early then: numbers would be of some samples
   summary.seconds = Progress.now() - started
   if first then report.finish(options.out, summary, points) end
 end

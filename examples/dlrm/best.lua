@@ -39,11 +39,10 @@ function Best:resume(step) self.step, self.saved = step or false, step or false 
 --- Give the model the remembered weights. Collective.
 function Best:restore() peri.checkpoint.load(path_of(self, self.step), self.parts) end
 
---- The run is over.
+--- The run is over; what its last checkpoint knows stays.
 function Best:close()
-  remove(self, self.step)
-  if self.saved ~= self.step then remove(self, self.saved) end
-  self.step, self.saved = false, false
+  if self.step ~= self.saved then remove(self, self.step) end
+  self.step = self.saved
 end
 
 return Best

@@ -61,7 +61,7 @@ end
 
 --- What a resumed run has to know beside the state of model and optimizer.
 local function values_of(watch, points, losses)
-  return { lowest = watch.lowest, last = watch.last, worse = watch.worse, points = points,
+  return { lowest = watch.lowest, last = watch.last, worse = watch.worse, pending = watch.pending, points = points,
     losses = peri.util.map(losses, function(loss) return loss:item() end) }
 end
 
@@ -69,7 +69,7 @@ end
 local function resume(saver, watch, points, losses)
   local step, values = saver:resume()
   if not step then return 0 end
-  watch.lowest, watch.last, watch.worse = values.lowest, values.last, values.worse
+  watch.lowest, watch.last, watch.worse, watch.pending = values.lowest, values.last, values.worse, values.pending
   for i, point in ipairs(values.points) do points[i] = point end
   for i, loss in ipairs(values.losses) do losses[i] = peri.tensor(loss) end
   if watch.best then watch.best:resume(watch.lowest and watch.lowest.step) end
@@ -91,8 +91,8 @@ end
 
 --- Train at most options.steps steps; afterwards the model has the best weights (options.patience > 0) or the last. Returns the points of
 --- the curve { step =, pass =, loss =, samples_per_s =, validation_loss =, validation_auc =, best = }, and a table: steps (taken), kept
---- (the step of the weights), stopped (early), finished (with the
---- validation samples), validation { samples =, loss =, auc = (of those weights), last_loss = } or nil, seconds (no looks). Collective.
+--- (the step of the weights), stopped (early), interrupted (asked to stop: then there are only steps), finished (with the validation
+--- samples), validation { samples =, loss =, auc = (of those weights), last_loss = } or nil, seconds (no looks). Collective.
 function M.run(options, data, model, optimizer, log)
   local pipeline = pipeline_of(options, model, optimizer)
   local batches = data.loader { part = data.training_part, batch_size = options.batch_size, epochs = math.huge, drop_last = true,
@@ -100,34 +100,50 @@ function M.run(options, data, model, optimizer, log)
   local saver = peri.checkpoint.Saver { parts = { model = model, optimizer = optimizer } }
   local looking = watched(options, data)
   local samples = looking and looked_at(options, data, model)
-  local watch = { patience = options.patience, worse = 0 }
+  local watch = { patience = options.patience, worse = 0, pending = false } -- pending: a look was interrupted
   if looking and options.patience > 0 then watch.best = Best(model, saver.folder or options.out) end
   local points, losses, note, go_on = {}, {}, nil, true
   local step = resume(saver, watch, points, losses)
   batches:skip(step)
   local progress = Progress { total = options.steps, samples_per_step = options.batch_size, first = step,
     style = peri.rank() > 0 and "off" or nil }
-  while go_on and step < options.steps do
-    step = step + 1
-    losses[#losses + 1] = step_of(pipeline, batches)
-    trace(options, pipeline, step)
-    local looks = looking and looks_now(options, step)
-    if looks or step % options.log_every == 0 or step == options.steps then
-      local point = { step = step, pass = step / options.steps_per_pass, loss = check_loss(evaluation.mean_loss(losses), step),
-        samples_per_s = progress:rate(step) }
-      losses = {}
-      if looks then
-        local result = progress:pause(evaluation.evaluate, model, samples:rewind())
-        point.validation_loss, point.validation_auc = result.logloss, result.auc
-        point.best, go_on = progress:pause(judge, watch, step, result)
-        note = ("validation %.4f"):format(result.logloss)
-      end
-      points[#points + 1] = point
-      log:write(point)
+
+  --- A point of the curve, with a look where one is due.
+  local function add_point()
+    local point = { step = step, pass = step / options.steps_per_pass, loss = check_loss(evaluation.mean_loss(losses), step),
+      samples_per_s = progress:rate(step) }
+    if looking and looks_now(options, step) then
+      local result = progress:pause(evaluation.evaluate, model, samples:rewind())
+      watch.pending = peri.stopped() ~= nil
+      if watch.pending then return end
+      point.validation_loss, point.validation_auc = result.logloss, result.auc
+      point.best, go_on = progress:pause(judge, watch, step, result)
+      note = ("validation %.4f"):format(result.logloss)
     end
+    losses = {}
+    points[#points + 1] = point
+    log:write(point)
+  end
+  local function values() return values_of(watch, points, losses) end
+
+  if watch.pending then add_point() end
+  while go_on and step < options.steps do
+    local loss = not peri.stopped() and step_of(pipeline, batches)
+    if not loss then break end -- the run was asked to stop
+    step = step + 1
+    losses[#losses + 1] = loss
+    trace(options, pipeline, step)
+    if looking and looks_now(options, step) or step % options.log_every == 0 or step == options.steps then add_point() end
     if points[1] then progress:update(step, points[#points].loss, note) end
-    local saved = go_on and saver:step(step, function() return values_of(watch, points, losses) end)
+    local saved = go_on and saver:step(step, values)
     if saved and watch.best then watch.best:was_saved() end
+  end
+  if peri.stopped() then
+    progress:close()
+    saver:close(step, values)
+    pipeline:close()
+    batches:stop()
+    return points, { steps = step, interrupted = true }
   end
   progress:close()
   saver:close()

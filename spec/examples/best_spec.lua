@@ -57,7 +57,15 @@ local function run(world, device, args)
   world:barrier():wait()
   assert.equal("best-20\n", kept())
   world:barrier():wait()
+  best:keep(30)
   best:close()
+  world:barrier():wait()
+  assert.equal("best-20\n", kept())
+  world:barrier():wait()
+  if world:rank() == 0 then peri.checkpoint.remove(folder .. "/best-20") end
+  local alone = Best(model, folder) -- a run that saves nothing else
+  alone:keep(5)
+  alone:close()
   world:barrier():wait()
   assert.equal("", kept())
 end

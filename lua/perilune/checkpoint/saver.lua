@@ -21,6 +21,7 @@ local errors = require "perilune.errors"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local signature = require "perilune.signature"
+local stop = require "perilune.stop"
 local all_or_none = require("perilune.nn.ranks").all_or_none
 local save = require("perilune.checkpoint.save").save
 local attempt = require("perilune.checkpoint.load").attempt
@@ -69,7 +70,9 @@ function Saver:init(args)
   self.number, self.last_step, self.from = 0, false, false -- of the last save; the path of what the run went on from
   self._saved_at, self._next_check = C.peri_time_ns(), 1
   Saver.made = true
-  if self.folder then self:_lock() end
+  if not self.folder then return end
+  self:_lock()
+  stop.on_stop() -- from now on a signal lets ranks stop after a step, and close() saves it
 end
 
 --- Run f on rank 0; what it returns, on all ranks. What it raises is raised on all.
@@ -173,9 +176,10 @@ local function due(self, step)
   return answer.due
 end
 
---- After each step: saves if it is time. Returns the path of what was saved, or nil. Collective.
+--- After each step: saves if it is time, or if the run was asked to stop (peri.on_stop). Returns the path of what was saved, or nil.
+--- Collective.
 function Saver:step(step, values)
-  if not self.folder or step == self.last_step or not due(self, step) then return nil end
+  if not self.folder or step == self.last_step or not (stop.stopped() or due(self, step)) then return nil end
   return self:save(step, values)
 end
 
