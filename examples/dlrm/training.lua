@@ -89,6 +89,22 @@ local function trace(options, pipeline, step)
   if peri.rank() == 0 then print(("%s: steps %d to %d\n%s"):format(options.trace, WARM + 1, step, show.waits_text(found))) end
 end
 
+--- The end of a training: the best weights, what is said of them, and a pass over the validation samples. Returns `result`.
+local function conclude(options, data, pipeline, watch, result)
+  if watched(options, data) then
+    local kept = watch.best and watch.lowest or watch.last
+    result.kept = kept.step
+    result.validation = { samples = data.validation_samples, loss = kept.loss, auc = kept.auc, last_loss = watch.last.loss }
+  end
+  if watch.best then
+    if result.kept < result.steps then watch.best:restore() end
+    watch.best:close()
+    result.finished = not options.hold_out_validation
+    if result.finished then finish(options, data, pipeline) end
+  end
+  return result
+end
+
 --- Train at most options.steps steps; afterwards the model has the best weights (options.patience > 0) or the last. Returns the points of
 --- the curve { step =, pass =, loss =, samples_per_s =, validation_loss =, validation_auc =, best = }, and a table: steps (taken), kept
 --- (the step of the weights), stopped (early), interrupted (asked to stop: then there are only steps), finished (with the validation
@@ -149,19 +165,8 @@ function M.run(options, data, model, optimizer, log)
   saver:close()
   pipeline:close() -- batches that were loaded ahead
   batches:stop()
-  local result = { steps = step, kept = step, stopped = not go_on and step < options.steps, seconds = progress:seconds() }
-  if looking then
-    local kept = watch.best and watch.lowest or watch.last
-    result.kept = kept.step
-    result.validation = { samples = data.validation_samples, loss = kept.loss, auc = kept.auc, last_loss = watch.last.loss }
-  end
-  if watch.best then
-    if result.kept < step then watch.best:restore() end
-    watch.best:close()
-    result.finished = not options.hold_out_validation
-    if result.finished then finish(options, data, pipeline) end
-  end
-  return points, result
+  return points, conclude(options, data, pipeline, watch, { steps = step, kept = step, stopped = not go_on and step < options.steps,
+    seconds = progress:seconds() })
 end
 
 --- What came of it, in words.

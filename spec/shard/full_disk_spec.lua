@@ -1,5 +1,5 @@
--- A disk that is full, or fails, on one rank: the step that meets it is an error on all ranks, in the words of the one that met it. No update
--- is lost, no group is given up, and when there is room again the same step, and a flush, go on to the bits of tables in memory.
+-- A disk that is full, or fails, on one rank: the step that meets it is an error on all ranks, in the words of the one that met it. No
+-- update is lost, no group is given up, and when there is room again the same step, and a flush, go on to the bits of tables in memory.
 -- deadline: 240 s
 -- mpirun: 2 3
 local peri = require "perilune"
