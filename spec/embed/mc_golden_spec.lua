@@ -30,7 +30,7 @@ local function assert_state(case, pool, state)
   assert.same(rows, state.rows)
   for which, field in pairs { mch_counts = "counts", mch_last_access_iter = "last" } do
     local list = case:list(step .. which)
-    if list then assert.same(list, state[field], which) end
+    for i = 1, list and #list or 0 do assert.equal(tonumber(list[i]), state[field][i], which) end -- the model counts in doubles
   end
 end
 
@@ -72,7 +72,7 @@ local function mch_module(case, device)
   local policy = embed[a.policy] { threshold_filtering_func = filter,
     decay_exponent = a.policy ~= "LFU_EvictionPolicy" and a.decay_exponent or nil }
   return embed.MCHManagedCollisionModule { zch_size = a.zch_size, device = device, eviction_policy = policy,
-    eviction_interval = a.eviction_interval, input_hash_size = a.input_hash_size, output_global_offset = a.output_global_offset,
+    eviction_interval = a.eviction_interval, input_hash_size = 0LL + a.input_hash_size, output_global_offset = a.output_global_offset,
     buckets = 1, history_capacity = a.history_buffer_size, name = "t" }
 end
 
@@ -122,7 +122,7 @@ for _, device in ipairs { "cpu", "opaque" } do
         local a = case.args
         local module = embed.HashZchManagedCollisionModule { zch_size = a.zch_size, device = device, max_probe = a.max_probe,
           total_num_buckets = a.total_num_buckets, output_segments = a.output_segments, disable_fallback = a.disable_fallback,
-          input_hash_size = a.input_hash_size or 0, spread = a.input_hash_size and "range" or "modulo", name = "t" }
+          input_hash_size = 0LL + (a.input_hash_size or 0), spread = a.input_hash_size and "range" or "modulo", name = "t" }
         module:eval()
         module:load_state_dict({ _hash_zch_identities = case:tensor("in.identities", device) }, false)
         local function rows_of(key)
@@ -142,7 +142,7 @@ for _, device in ipairs { "cpu", "opaque" } do
         local memory = collision.read(case:tensor "in.inserted_ids")
         for i, row in ipairs(rows_of "in.inserted_ids") do
           local identity = row >= 0 and held[row + 1]
-          if identity ~= tonumber(memory[i - 1]) then assert.is_true(not identity or row == case:list("out.home_of_inserted")[i]) end
+          if not identity or identity ~= memory[i - 1] then assert.is_true(not identity or row == case:list("out.home_of_inserted")[i]) end
         end
       end)
     end
