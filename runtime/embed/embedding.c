@@ -79,9 +79,11 @@ static peri_status check_args(const peri_embedding_bag_args *a)
     PERI_TRY(peri__check_ints(F, "ids", a->ids, -1, a->weight));
     PERI_TRY(check_bags(a));
     PERI_TRY(check_weights(a));
-    if (a->padding_idx < -1 || a->padding_idx >= a->weight->shape[0])
-        return peri__fail(PERI_ERANGE, "%s: padding_idx %lld, allowed: 0..%lld, or -1 for none", F, (long long)a->padding_idx,
+    if (a->padded && (a->padding_idx < 0 || a->padding_idx >= a->weight->shape[0]))
+        return peri__fail(PERI_ERANGE, "%s: padding_idx %lld, allowed: 0..%lld", F, (long long)a->padding_idx,
                           (long long)a->weight->shape[0] - 1);
+    if (!a->padded && a->padding_idx > 0)
+        return peri__fail(PERI_EINVAL, "%s: padding_idx %lld without `padded`", F, (long long)a->padding_idx);
     if (!(a->max_norm >= 0) || isinf(a->max_norm))
         return peri__fail(PERI_EINVAL, "%s: max_norm %g, allowed: finite numbers > 0, or 0 for none", F, a->max_norm);
     if (a->max_norm > 0 && !(a->norm_type > 0)) return peri__fail(PERI_EINVAL, "%s: norm_type %g, allowed: > 0", F, a->norm_type);
@@ -140,7 +142,7 @@ static int64_t bag_grain(const call *c, int64_t columns)
 static peri_status prune(const peri_embedding_bag_args *a, call *c)
 {
     peri_device *device = peri__device(a->weight);
-    if (a->padding_idx < 0) {
+    if (!a->padded) {
         c->pruned = c->ids;
         peri_tensor_retain(c->ids);
         return PERI_OK;

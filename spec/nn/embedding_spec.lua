@@ -229,6 +229,22 @@ for _, device in ipairs { "cpu", "opaque" } do
       golden.assert_near({ 1.2, 1 }, max(t({ 0, 1 }, "i64", { 1, 2 })):to_list(), near)
     end)
 
+    it("have, in C, no padding and no norm where the arguments are zeros", function()
+      local ffi, P = require "ffi", peri.ffi
+      local weight, ids, offsets = matrix(3, 2), t({ 0, 0, 2 }, "i64"), t({ 0, 1 }, "i64")
+      local args = ffi.new "peri_embedding_bag_args"
+      args.weight, args.ids, args.offsets = weight.ptr, ids.ptr, offsets.ptr
+      local out, w = ffi.new "peri_tensor *[1]", weight:to_list()
+      P.check(P.C.peri_embedding_bag(args, out))
+      golden.assert_near({ w[1], w[2], w[1] + w[5], w[2] + w[6] }, peri.Tensor.wrap(out[0]):to_list(), { abs = 1e-6 })
+      args.padding_idx = 2
+      assert.is_true(P.C.peri_embedding_bag(args, out) < 0)
+      assert.matches("padding_idx 2 without `padded`", ffi.string(P.C.peri_error_message()))
+      args.padded = true
+      P.check(P.C.peri_embedding_bag(args, out))
+      assert.same({ w[1], w[2], w[1], w[2] }, peri.Tensor.wrap(out[0]):to_list())
+    end)
+
     it("are modules: parameters, state, text", function()
       local e = nn.Embedding { num_embeddings = 3, embedding_dim = 2, padding_idx = 0, max_norm = 1, device = device }
       assert.equal("Embedding(3, 2, padding_idx=0, max_norm=1)", tostring(e))

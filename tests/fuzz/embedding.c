@@ -82,7 +82,8 @@ static void choose(scene *s)
     s->rows = pick(ROWS + 1), s->cols = cols[pick(9)];
     for (int64_t i = 0; i < s->rows * s->cols; i++) s->w[i] = number();
     s->a.mode = (int32_t)pick(4);
-    s->a.padding_idx = s->rows && pick(2) ? pick(s->rows) : -1;
+    s->a.padded = s->rows && pick(2);
+    s->a.padding_idx = s->a.padded ? pick(s->rows) : 0;
     if (pick(4) == 3) s->a.max_norm = 3;
     s->a.norm_type = types[pick(4)];
     s->weighted = s->a.mode == PERI_BAG_SUM && pick(2);
@@ -142,9 +143,9 @@ static double model(const scene *s, int64_t b, int64_t d, double g, double *rows
     bool none = s->a.mode == PERI_BAG_NONE, mean = s->a.mode == PERI_BAG_MEAN;
     int64_t from = none ? b : s->offset[b], past = none ? b + 1 : s->offset[b + 1], counted = 0, best = -1;
     double sum = 0, most = 0;
-    for (int64_t i = from; i < past; i++) counted += s->id[i] != s->a.padding_idx || s->id[i] < 0;
+    for (int64_t i = from; i < past; i++) counted += !s->a.padded || s->id[i] != s->a.padding_idx;
     for (int64_t i = from; i < past; i++) {
-        bool padding = s->id[i] == s->a.padding_idx;
+        bool padding = s->a.padded && s->id[i] == s->a.padding_idx;
         if (s->id[i] < 0 || (padding && !none)) continue;
         double x = (double)s->w[s->id[i] * s->cols + d], factor = (mean ? 1 / (double)counted : 1);
         sum += factor * x * (double)s->x[i];

@@ -72,7 +72,8 @@ end
 local function look_up(self, mode, ids, offsets, weights, include_last)
   call.weight, call.ids = ptr(self.weight), ptr(ids)
   call.offsets, call.weights = offsets and ptr(offsets) or nil, weights and ptr(weights) or nil
-  call.padding_idx, call.max_norm, call.norm_type = self.padding_idx or -1, self.max_norm or 0, self.norm_type
+  call.padded, call.padding_idx = self.padding_idx and true or false, self.padding_idx or 0
+  call.max_norm, call.norm_type = self.max_norm or 0, self.norm_type
   call.mode, call.include_last_offset = mode, include_last
   check(C.peri_embedding_bag(call, Tensor.out))
   return Tensor.wrap(Tensor.out[0])

@@ -257,11 +257,12 @@ typedef struct peri_embedding_bag_args {
     peri_tensor *offsets; /* i64 or i32 [bags]: bag b is ids offsets[b] .. offsets[b + 1]; the first is 0, the last one ends with the ids;
                              or NULL */
     peri_tensor *weights; /* f32, the shape of ids: factors of the ids; NULL: 1. Mode SUM only */
-    int64_t padding_idx;  /* this id adds nothing, does not count in a mean, gives no gradient; -1: none. Mode NONE: only the last */
+    int64_t padding_idx;  /* with `padded`: this id adds nothing, does not count in a mean, gives no gradient. Mode NONE: only the last */
     double max_norm;      /* > 0: rows that are looked up, and whose norm is larger, are first scaled down to it, in `weight` itself */
     double norm_type;     /* p of that norm, sum(|x|^p)^(1/p), > 0; infinite: the largest element */
     int32_t mode;         /* PERI_BAG_* */
     bool include_last_offset; /* offsets [bags + 1], the last of which is the number of ids */
+    bool padded;              /* there is a padding_idx */
 } peri_embedding_bag_args;
 
 /** @out new, f32: [bags, cols], or with mode NONE the shape of ids and cols. A bag without ids gives zeros; of elements that are equally
