@@ -281,7 +281,7 @@ function DistributedModelParallel:named_state(prefix) return self.module:named_s
 --- See Module:state_dict and Module:load_state_dict; tables over ranks are ShardedTensors. Loading is collective: all ranks load, or none.
 --- Both are errors where tables and dense part are of different moments.
 function DistributedModelParallel:state_dict(prefix)
-  changes.check_moment(self, "state_dict")
+  self:check_moment()
   return self.module:state_dict(prefix)
 end
 function DistributedModelParallel:check_state_dict(map, strict)
@@ -293,6 +293,7 @@ function DistributedModelParallel:load_state_dict(map, strict)
   changes.check_moment(self, "load_state_dict")
   return self.module:load_state_dict(map, strict, { self.dense_env.pg })
 end
+function DistributedModelParallel:check_moment() changes.check_moment(self, "state_dict") end
 --- A pipeline's step is between the tables' update by batch `batch` and that of the dense part; -1: it is not.
 function DistributedModelParallel:mid_step(batch) rawset(self, "_mid_step", batch) end
 

@@ -172,6 +172,17 @@ peri_status peri__tbe_ema_alone(peri_tbe *tbe)
     return PERI_OK;
 }
 
+peri_status peri_tbe_settled(const peri_tbe *tbe)
+{
+    PERI_NEED(tbe);
+    if (tbe->ema_step <= tbe->iteration) return PERI_OK;
+    return peri__fail(PERI_EINVAL,
+                      "peri_tbe_settled: a lookup has made the averages in place of step %lld, and the tables count %lld updates, so that "
+                      "weights and iteration are of different moments; take the state before the step's forward pass, or after its "
+                      "backward pass (in a pipeline that looks up ahead: at its end)",
+                      (long long)tbe->ema_step, (long long)tbe->iteration);
+}
+
 peri_status peri__tbe_ema(peri_tbe *tbe)
 {
     if (tbe->optimizer.kind != PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD) return PERI_OK;

@@ -340,6 +340,7 @@ peri_status peri__managed_reset(peri__input_dist *d) { return reset_until(d->ebc
 peri_status peri_sharded_settle(peri_sharded *e)
 {
     PERI_NEED(e);
+    for (int32_t g = 0; g < e->n_sets; g++) PERI_TRY(peri_tbe_settled(e->sets[g].tbe));
     if (e->in_flight == 0) return reset_until(e, INT64_MAX); /* what is left is of batches that were given up */
     return peri__fail(PERI_EINVAL,
                       "peri_sharded_settle: maps of raw ids have learned from %lld batch%s ahead of training (prefetched, or looked up "

@@ -103,3 +103,30 @@ describe("a moment in the middle of a pipeline", function()
     end)
   end
 end)
+
+describe("averages in place that a lookup has made ahead of their step", function()
+  it("are an error of the state until the step is made, and the state of any other moment goes on bit for bit", function()
+    local case = moments.case(1)
+    local fused = { optimizer = "emainplace_rowwise_adagrad", emainplace_mode = { step_ema = 3, step_start = 1, step_ema_coef = 0.5 } }
+    case.parts, case.dense, case.schedule, case.of_tables = { { kind = "bags", fused = fused } }, "SGD", false, false
+    sim.run(2, function(_, world)
+      local m, seen, want, kept = moments.make(case, world, "cpu"), {}, {}, {}
+      local pipeline, step = pipeline_of(m, "wire_first", 1)
+      for n = 1, STEPS do
+        want[n] = step(n)
+        local ok, dict = pcall(moments.keep, m, "gather")
+        seen[n], kept[n] = ok and "kept" or dict.message, ok and dict or nil
+      end
+      pipeline:close()
+      for n = 1, STEPS do
+        if n % 3 == 2 and n < STEPS then assert.matches("averages in place of step " .. n + 1, seen[n])
+        else assert.equal("kept", seen[n]) end
+        if kept[n] then
+          local other = moments.make(case, world, "cpu")
+          moments.load(other, kept[n])
+          assert.same({ unpack(want, n + 1) }, losses(other, n + 1, STEPS))
+        end
+      end
+    end)
+  end)
+end)

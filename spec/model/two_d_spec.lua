@@ -203,6 +203,36 @@ describe("DMPCollection", function()
     assert.is_true(replicas_agree(model.module.over.weight:detach()))
   end, { sizes = { 2, 4 } })
 
+  worlds.each("has a state when its replicas are one model, and goes on from it bit for bit", function(world, device, n)
+    local function new()
+      local model = make(world, device, "row_wise", { size = n / 2, interval = 2, fused_params = { optimizer = "adam",
+        learning_rate = 0.5 } })
+      return model, nn.optim.SGD { params = model:dense_parameters(), lr = 0.5 }
+    end
+    local model, optimizer = new()
+    for step = 1, 3 do
+      train(model, optimizer, step, world:rank(), device, true)
+      if step % 2 == 1 then
+        assert.error_matches(function() model:state_dict() end, "DMPCollection:state_dict: the replicas have learned apart since their "
+          .. "last average %(1 step%); allowed: after model:sync%(%) on all ranks")
+      else
+        model:state_dict()
+      end
+    end
+    model:sync()
+    local kept = peri.shard.gather_state_dict { model = model:state_dict(), tables = model:fused_optimizer():state_dict() }
+    for step = 4, 7 do train(model, optimizer, step, world:rank(), device, true) end
+    local want = peri.shard.gather_state_dict(model:state_dict())
+    local other, dense = new()
+    train(other, dense, 9, world:rank(), device, true)
+    other:load_state_dict(kept.model)
+    other:fused_optimizer():load_state_dict(kept.tables)
+    for step = 4, 7 do train(other, dense, step, world:rank(), device, true) end
+    for name, x in peri.util.ordered(peri.shard.gather_state_dict(other:state_dict())) do
+      assert.same(want[name]:to_list(), x:to_list())
+    end
+  end, { sizes = { 2, 4 } })
+
   worlds.each("takes no memory from average to average", function(world, device, n)
     local model = make(world, device, "mixed", { size = n / 2, interval = 1, data_type = "FP16",
       fused_params = { optimizer = "rowwise_adagrad" } })

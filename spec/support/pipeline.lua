@@ -115,9 +115,10 @@ function M.slots(schedule, act)
   end
 end
 
---- Everything that was learned, as bytes: name -> string. Collective.
+--- Everything that was learned, as bytes: name -> string. Of replicas that have learned apart, this rank's. Collective.
 function M.learned(model)
   local out = {}
+  if model.sync then model = model.module end
   for name, tensor in pairs(peri.shard.gather_state_dict(model:state_dict())) do -- any order: each is compared by itself
     local buffer, n = tensor:to(nil, "cpu"):contiguous():read()
     out[name] = ffi.string(buffer, n)

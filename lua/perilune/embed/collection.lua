@@ -270,6 +270,11 @@ local function state_of(self, i, which)
       write = function(row, source) batch:write(i, which, row, source) end } } }
 end
 
+--- See Module:check_moment.
+function TableCollection:check_moment()
+  if self._tbe and self.fused_params then self._tbe:settled() end
+end
+
 function TableCollection:own_state()
   if not self.fused_params or not self:materialise():is_cached() then return Module.own_state(self) end
   return util.map(self.tables, function(t, i)

@@ -295,6 +295,8 @@ function methods:state_geometry(name) return M.geometry_of(ptr(self), name) end
 
 function methods:learning_rate() return C.peri_tbe_learning_rate(ptr(self)) end
 function methods:set_learning_rate(rate) check(C.peri_tbe_learning_rate_set(ptr(self), rate)) end
+--- An error while weights and iteration are of different moments; see peri_tbe_settled.
+function methods:settled() check(C.peri_tbe_settled(ptr(self))) end
 function methods:iteration() return tonumber(C.peri_tbe_iteration(ptr(self))) end
 function methods:set_iteration(iteration) check(C.peri_tbe_iteration_set(ptr(self), iteration)) end
 
@@ -358,7 +360,7 @@ local input_of = "ids: tensor, offsets: tensor, blocks: BlockList"
 local factors = "weights: tensor?, scale: tensor?"
 local of_states = "self: TableBatch, t: int, name: string?"
 signature.check_each("table batch:", methods, { "flush", "apply_accumulated", "accumulated", "state_names", "learning_rate", "iteration",
-  "statistics", "is_cached" }, "self: TableBatch")
+  "settled", "statistics", "is_cached" }, "self: TableBatch")
 signature.check("table batch:", methods, {
   blocks = "self: TableBatch, list: list", lookup = "self: TableBatch, " .. input_of .. ", rows: integer, cols: integer?, " .. factors,
   forward = "self: TableBatch, " .. input_of .. ", result: tensor, " .. factors,

@@ -217,6 +217,23 @@ function DMPCollection:backward(loss, grad)
   if self._open then after_step(self) end
 end
 
+--- What is loaded is the average of all replicas, from which steps count anew.
+function DMPCollection:load_state_dict(map, strict)
+  local keys = DistributedModelParallel.load_state_dict(self, map, strict)
+  self._steps, self._open = 0, false
+  return keys
+end
+
+--- Replicas that have learned apart are no one model: what one of them has, the others lack.
+function DMPCollection:check_moment()
+  DistributedModelParallel.check_moment(self)
+  local steps = self._steps + (self._open and 1 or 0)
+  if self.replica_pg:size() == 1 or #self._averaged == 0 or steps == 0 then return end
+  P.fail(("DMPCollection:state_dict: the replicas have learned apart since their last average (%d step%s); allowed: after model:sync() on "
+    .. "all ranks, or after a step that ends with an average (sync_interval = %d; model:backward(loss) ends a step)"):format(steps,
+    steps == 1 and "" or "s", self.sync_interval))
+end
+
 signature.check("DMPCollection:", DMPCollection, { sync = "self: table, include_optimizer_state: boolean?" })
 
 return M

@@ -378,6 +378,9 @@ function ShardedEmbeddingModule:set_iteration(iteration) check(C.peri_sharded_it
 
 function ShardedEmbeddingModule:own_state() return states.of(self) end
 
+--- See Module:check_moment.
+function ShardedEmbeddingModule:check_moment() check(C.peri_sharded_settle(module_ptr(self._ref))) end
+
 --- The keyed optimizer of the fused tables (embed/fused.lua); nil: it has none.
 function ShardedEmbeddingModule:fused_optimizer()
   if #self.optimizers > 0 and not self._fused_optimizer then self._fused_optimizer = states.fused_optimizer(self) end

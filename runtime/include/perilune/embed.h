@@ -339,6 +339,9 @@ PERI_API double peri_tbe_learning_rate(const peri_tbe *tbe);
 /** Updates so far; only updates advance it, evaluation does not. */
 PERI_API int64_t peri_tbe_iteration(const peri_tbe *tbe);
 PERI_API peri_status peri_tbe_iteration_set(peri_tbe *tbe, int64_t iteration);
+/** PERI_EINVAL while the weights are ahead of the iteration: a lookup of the next step has made the averages in place that are due before
+ *  that step's update. Local. */
+PERI_API peri_status peri_tbe_settled(const peri_tbe *tbe);
 
 /** Counts since the table batch was made. */
 typedef struct peri_tbe_stats {

@@ -176,9 +176,10 @@ PERI_API peri_status peri_sharded_time(peri_sharded *ebc, const char *table, int
  *  calls; rows that get another id start again right before the lookup of the batch that brought it. PERI_PENDING: a map of policy USER
  *  wants scores (peri_collision_candidates); give them, and call again. */
 PERI_API peri_status peri_sharded_prefetch(peri_sharded *ebc, peri_work *dist);
-/** Before the state of a module with raw ids is read: an error (PERI_EINVAL) while its maps and rows are of different moments, since maps
- *  have learned from batches that were prefetched, or looked up ahead, and whose output nobody has taken. If such batches were released
- *  instead, the rows that got other ids start again now. Local. */
+/** Before the state of a module is read: an error (PERI_EINVAL) while it is of no one moment: peri_tbe_settled of its tables; and of a
+ *  module with raw ids, while its maps and rows are of different moments, since maps have learned from batches that were prefetched, or
+ *  looked up ahead, and whose output nobody has taken. If such batches were released instead, the rows that got other ids start again now.
+ *  Local. */
 PERI_API peri_status peri_sharded_settle(peri_sharded *ebc);
 /** What the directories of tables in files held when the module was made: the flush of this rank's files or, where it has none, of those
  *  that it sees of other ranks' shards. All ranks (with files) must find the same number and stamp before they go on; the stamps are
