@@ -84,7 +84,7 @@ local function options_of(metric, args, spec)
   for name, default in util.ordered(spec or {}) do all[name] = default end
   metric.options = util.named(metric.class_name, args, all)
   util.integer(metric.class_name, "window_size", metric.options.window_size, 1)
-  metric.placed = false
+  metric.placed, metric.group = false, false
 end
 
 --- Find the metric's group out, once: at its first update or, if it never had one, when it is computed. Returns this rank's window size.
