@@ -129,6 +129,50 @@ describe("maps of raw ids and rows in files", function()
     once(world, tier.remove, folder)
   end, { sizes = { 1, 2 }, devices = { "cpu" } })
 
+  for case, kind in ipairs(kinds) do
+    worlds.each("are loaded from one state_dict, or not at all: " .. kind, function(world)
+      local function build()
+        return peri.DistributedModelParallel { module = Model(kind, case % 2 == 1, { optimizer = "adagrad", learning_rate = 0.5 }),
+          group = world, plan = plan.ShardingPlan { mc = { t = plan.row_wise() } } }
+      end
+      local r, model, list = collision.random(case + 50), build(), {}
+      local function parts_of(whole)
+        local maps, rows = {}, {}
+        for name, t in pairs(whole) do (name:find("_managed_collision_modules", 1, true) and maps or rows)[name] = t end
+        return { whole = whole, maps = maps, rows = rows, out = answers(model) }
+      end
+      for s = 1, 9 do
+        model(batch(case, s, world:rank(), world:size())):backward()
+        if s % 3 == 0 then
+          local dict = model:state_dict()
+          list[s / 3] = parts_of(r(2) == 1 and dict:gather() or dict:clone())
+        end
+      end
+      for _ = 1, 6 do
+        local a, b = list[r(3)], list[r(3)]
+        local mixed = peri.util.copy(a.rows)
+        for name, t in pairs(b.maps) do mixed[name] = t end
+        model = build()
+        if a == b then model:load_state_dict(mixed) else
+          refused(world, { "those of a map that had made %d steps, and the map has made %d steps", "from one state_dict" }, function()
+            model:load_state_dict(mixed)
+          end)
+          if r(2) == 1 then model:load_state_dict(list[r(3)].whole) end
+          model:load_state_dict(a.rows, false)
+          local known = answers -- rows of a map that is not here
+          if r(2) == 1 then known = function(m) m(batch(case, 1, world:rank(), world:size())) end end
+          if not pcall(known, model) then
+            refused(world, { "weights that were loaded are those of a map that had made %d steps" }, function() known(model) end)
+            refused(world, { "and the map has made %d steps" }, function() model:load_state_dict(b.maps, false) end)
+            model:load_state_dict(a.maps, false)
+          else model:load_state_dict(a.whole) end
+        end
+        model:train()
+        assert.same(a.out, answers(model))
+      end
+    end, { sizes = { 1, 2, 3 }, devices = { "cpu" } })
+  end
+
   it("open together on one rank without shards, too", function()
     local folder = tier.folder()
     local function build(directory)

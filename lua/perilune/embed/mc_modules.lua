@@ -243,14 +243,14 @@ local function weight_name(self, path) return self._moment:weight_name(self._tab
 
 function ManagedCollisionModule:try_state(map, path)
   local copy = mc_state.try(self, map, path, function(copy) copy._state:settle() end)
-  if copy and self._moment then self._moment:try(self._table, copy._map, rawget(map, weight_name(self, path)) ~= nil) end
+  if copy and self._moment then self._moment:try(self._table, copy._map, rawget(map, weight_name(self, path))) end
 end
 
 function ManagedCollisionModule:took_state(map, path)
   if not self._moment then return end
   local any, prefix = false, path == "" and "" or path .. "."
   for _, name in ipairs(self:map():state_names()) do any = any or rawget(map, prefix .. name) ~= nil end
-  self._moment:took(self._table, any, rawget(map, weight_name(self, path)) ~= nil)
+  self._moment:took(self._table, any, rawget(map, weight_name(self, path)))
 end
 
 --- A module that knows the same and learns for itself.

@@ -5,6 +5,7 @@ local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local mc_map = require "perilune.embed.mc_map"
+local moment_of = require("perilune.tensor.sharded").moment_of
 local signature = require "perilune.signature"
 local C, check = P.C, P.check
 
@@ -19,8 +20,8 @@ end
 local Moment = util.class "CollisionMoment"
 
 --- CollisionMoment(title, tables): of a module whose messages begin with `title`. tables: a list of { name =, map = function() -> the map
---- of its rows on this rank, or nil, file = function() -> what tbe.file_of says of these rows, weight = name of its weights in a
---- state_dict, from the module on }.
+--- of its rows on this rank, or nil, buckets = function() -> its first bucket, and how many, file = function() -> what tbe.file_of says of
+--- these rows, weight = name of its weights in a state_dict, from the module on }.
 ---
 --- open: rows and maps are to be compared before the rows are used; then used() is called. Where ranks share the tables all have the same.
 function Moment:init(title, tables, open)
@@ -39,6 +40,22 @@ end
 
 local function steps(n) return ("%d step%s"):format(n, n == 1 and "" or "s") end
 
+--- The mark that rows were noted with, if it is of the buckets that are here.
+local function noted_mark(t, noted)
+  local first, n = t.buckets()
+  return noted and noted.first == first and noted.n == n and noted or nil
+end
+
+--- An error if rows were loaded that are known to be those of another map than the one that is here.
+local function check_loaded(self, t, map)
+  local noted = t.rows_loaded and noted_mark(t, t.rows_mark)
+  local mark = noted and map and mark_of(map)
+  if not mark or mark.sum == noted.sum then return end
+  P.fail(("%s: table '%s': the weights that were loaded are those of a map that had made %s, and the map here has made %s%s: ids would see "
+    .. "rows of other ids; load the map of the same state_dict too"):format(self._title, t.name, steps(noted.iteration),
+    steps(mark.iteration), mark.iteration == noted.iteration and " and knows other ids" or ""))
+end
+
 --- An error unless the rows that are here are those of the maps that are here. Local.
 function Moment:check()
   for _, t in ipairs(self._tables) do
@@ -52,6 +69,7 @@ function Moment:check()
         or mark.iteration == file.ids_iteration and "is another one of as many" or "has made " .. steps(mark.iteration)))
     end
     if map then t.missing = false end
+    check_loaded(self, t, map)
   end
 end
 
@@ -61,13 +79,29 @@ function Moment:used()
   for _, t in ipairs(self._tables) do t.rows_loaded = false end
 end
 
---- An error if a map that is to be loaded does not go with the rows of table `name`. with_rows: the weights of the same state_dict will
---- be loaded too.
-function Moment:try(name, map, with_rows)
+--- What copies of table `name`'s rows are noted with (tensor/sharded.lua): the mark of this rank's map, and of which buckets that is.
+function Moment:mark(name)
   local t = self._by_name[name]
-  local file = missing_map(t)
-  if with_rows or t.rows_loaded then return end
-  local mark, own = mark_of(map), file or mark_of(t.map())
+  local map = t.map()
+  local mark = map and mark_of(map)
+  if mark then mark.first, mark.n = t.buckets() end
+  return mark or nil
+end
+
+--- An error if a map that is to be loaded does not go with the rows of table `name`. rows: the weights that will be loaded too, if any.
+function Moment:try(name, map, rows)
+  local t = self._by_name[name]
+  local file, mark = missing_map(t), mark_of(map)
+  if rows or t.rows_loaded then
+    local given = t.rows_mark
+    if rows then given = moment_of(rows) end
+    local noted = noted_mark(t, given)
+    if not noted or noted.sum == mark.sum then return end
+    P.fail(("%s: table '%s': the weights that are given are those of a map that had made %s, and the map has made %s%s: ids would see rows "
+      .. "of other ids; load both from one state_dict"):format(self._title, name, steps(noted.iteration), steps(mark.iteration),
+      mark.iteration == noted.iteration and " and knows other ids" or ""))
+  end
+  local own = file or mark_of(t.map())
   if mark.sum == own.sum then return end
   if file then
     P.fail(("%s: table '%s': the map has made %s, and row file '%s' has, since flush %d (iteration %d), the rows of a map that had made %s"
@@ -84,7 +118,7 @@ end
 function Moment:took(name, map, rows)
   local t = self._by_name[name]
   if not map and not rows then return end
-  t.rows_loaded = t.rows_loaded or rows
+  if rows then t.rows_loaded, t.rows_mark = true, moment_of(rows) or false end
   if map then t.missing, t.rows_loaded = false, false end
   self.open = true
 end
@@ -108,7 +142,7 @@ function Moment:weight_name(name, path, below)
 end
 
 signature.check("CollisionMoment:", Moment, { init = "self: table, title: string, tables: list, open: boolean",
-  try = "self: table, name: string, map: CollisionMap, with_rows: any", took = "self: table, name: string, map: any, rows: any",
+  try = "self: table, name: string, map: CollisionMap, rows: any", took = "self: table, name: string, map: any, rows: any",
   flush = "self: table, mark: callable", weight_name = "self: table, name: string, path: string, below: string" })
 
 return Moment

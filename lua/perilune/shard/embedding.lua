@@ -247,6 +247,9 @@ function ShardedEmbeddingModule:_result(values, rows) return values end -- luach
 
 -- -- files -------------------------------------------------------------------------------------------------------------------------
 
+--- Of which map of raw ids the rows of a table are, on this rank, as Moment:mark says it; nil: ids are rows (mc_embedding.lua).
+function ShardedEmbeddingModule:map_mark(name) end -- luacheck: ignore 212
+
 --- The C module, or an error after release.
 function ShardedEmbeddingModule:_pointer() return module_ptr(self._ref) end
 function ShardedEmbeddingModule:in_files() return self._in_files end

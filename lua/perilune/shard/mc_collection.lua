@@ -331,13 +331,19 @@ function Sharded:map_of(name)
   return piece and piece.map
 end
 
+--- Those of its buckets: the first one, and how many.
+function Sharded:buckets_of(name)
+  local piece = self._tables[name].piece
+  if piece then return piece.first, piece.n end
+end
+
 --- Which of the tables `map` has something for, under `prefix`: their maps, and their rows.
 local function given_of(self, name, x, map, path)
   local maps, prefix = false, path == "" and "" or path .. "."
   for _, state in ipairs(states_of(x)) do
     maps = maps or rawget(map, ("%s_managed_collision_modules.%s.%s"):format(prefix, name, state.name)) ~= nil
   end
-  return maps, rawget(map, self._moment:weight_name(name, path, "_managed_collision_collection")) ~= nil
+  return maps, rawget(map, self._moment:weight_name(name, path, "_managed_collision_collection"))
 end
 
 function Sharded:try_state(map, path)

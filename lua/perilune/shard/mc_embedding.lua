@@ -50,6 +50,7 @@ local function moment_of(module, collisions)
   for _, s in ipairs(module:local_shards()) do shards[s.table] = s.rows > 0 and s or shards[s.table] end
   return Moment(module.class_name, util.map(module.tables, function(t)
     return { name = t.name, weight = module:parameter_name(t.name), map = function() return collisions:map_of(t.name) end,
+      buckets = function() return collisions:buckets_of(t.name) end,
       file = function() return shards[t.name] and shards[t.name].file() end }
   end), module:in_files())
 end
@@ -97,6 +98,7 @@ local function sharded_class(Base, class_name, prefix)
     return other
   end
 
+  function Sharded:map_mark(name) return self._moment:mark(name) end
   --- See Module:check_moment.
   function Sharded:check_moment()
     self._moment:check()

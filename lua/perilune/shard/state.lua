@@ -71,7 +71,8 @@ local function spread(module, t, geometry, dtype, make)
     if piece then own[#own + 1] = make(piece, metadata[i]) end
   end
   return ShardedTensor { size = sizes[geometry](t), dtype = dtype, shards_metadata = metadata, local_shards = own, group = module.group,
-    device = module.device or nil, settle = function() module:check_moment() end, stored = module:in_files() }
+    device = module.device or nil, settle = function() module:check_moment() end, stored = module:in_files(),
+    mark = function() return module:map_mark(t.name) end }
 end
 
 --- State `name` of table `t`, "weight" or one of its optimizer.

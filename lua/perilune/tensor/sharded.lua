@@ -29,6 +29,7 @@ local arguments = {
                                          -- read = function(row, tensor), write = function(row, tensor) }
   group = util.any(false),               -- the ranks; false: this rank alone
   device = util.optional,                -- of what gather returns
+  mark = util.optional,                  -- function() -> what moment_of says of copies; nil: nothing
   stored = false,                        -- pieces of some ranks are in files, whose reading may fail
   settle = util.optional,                -- function(): called before pieces are read; an error while they are of no one moment
 }
@@ -45,7 +46,7 @@ function ShardedTensor:init(args)
     signature.value("ShardedTensor", name, a[name], kind)
   end
   self._size, self._dtype, self._group, self._device = a.size, a.dtype, a.group, a.device
-  self._stored = a.stored
+  self._stored, self._mark = a.stored, a.mark or false
   self._shards_metadata, self._local_shards, self._settle = a.shards_metadata, a.local_shards, a.settle or false
 end
 
@@ -159,6 +160,18 @@ function M.assign(target, source)
   end
 end
 
+-- -- copies -----------------------------------------------------------------------------------------------------------------------
+
+local marks = setmetatable({}, { __mode = "k" })
+
+--- Of which moment a copy is that gather or clone made, in the words of the module that it is of (see `mark`); nil: nobody knows.
+function M.moment_of(copy) return marks[copy] end
+
+local function note(self, copy)
+  if self._mark then marks[copy] = self._mark() end
+  return copy
+end
+
 -- -- putting it together -----------------------------------------------------------------------------------------------------------
 
 local function elements(m) return m.shard_sizes[1] * (m.shard_sizes[2] or 1) end
@@ -229,7 +242,7 @@ function ShardedTensor:gather()
   end
   local whole, seen = Tensor.zeros(self._size, self._dtype, self._device), {}
   for _, m in ipairs(self._shards_metadata) do place(whole, m, pieces[m], seen) end
-  return whole
+  return note(self, whole)
 end
 
 --- A copy: the same pieces, this rank's in memory of their own. Local.
@@ -241,8 +254,8 @@ function ShardedTensor:clone()
     by_rows(s.metadata, function(row, n) copy:slice(1, row, row + n):copy(rows_of(self, s, row, n)) end)
     own[i] = M.shard_of(s.metadata, copy)
   end
-  return ShardedTensor { size = self._size, dtype = self._dtype, shards_metadata = self._shards_metadata, local_shards = own,
-    group = self._group, device = self._device }
+  return note(self, ShardedTensor { size = self._size, dtype = self._dtype, shards_metadata = self._shards_metadata,
+    local_shards = own, group = self._group, device = self._device })
 end
 
 signature.kind("ShardedTensor", "a ShardedTensor", is_sharded)
