@@ -19,6 +19,7 @@ local describe = require "perilune.plan.describe"
 local constraints_of = require "perilune.plan.constraints"
 local parts = require "perilune.plan.parts"
 local places = require "perilune.plan.places"
+local settle = require "perilune.plan.settle"
 local signature = require "perilune.signature"
 local collective_utils = require "perilune.dist.collective_utils"
 
@@ -114,6 +115,10 @@ function EmbeddingShardingPlanner:init(args)
   self.storage_reservation = a.storage_reservation or reservations.HeuristicalStorageReservation()
   self.proposers = a.proposers or { proposers.GridSearchProposer(), proposers.GreedyProposer(),
     proposers.GreedyProposer { use_depth = false }, proposers.UniformProposer(), own and proposers.RefiningProposer() or nil }
+  if not (own or a.proposers or a.partitioner or a.performance_model or a.objective ~= nil or self.relations[1])
+    and self.enumerator.sharder ~= enumerators.torchrec_sharder then -- settle.lua finds what greedy ones do, and sooner
+    self.proposers, self.if_none = { self.proposers[1], self.proposers[4] }, { self.proposers[2], self.proposers[3] }
+  end
   self.partitioner = a.partitioner or partitioners.GreedyPerfPartitioner()
   self.other_partitioner = own and not a.partitioner and partitioners.GreedyPerfPartitioner { sort_by = "perf" } or nil
   self.performance_model = a.performance_model or a.objective ~= nil and objectives.Objective(a.objective, a.topology)
@@ -226,6 +231,31 @@ local function improve(self, search)
   end
 end
 
+local WEIGHED = 0.6 -- of the limit
+
+--- Whether options and places are weighed together: where the user has given no parts that do so, and nothing that weighing knows nothing of.
+--- TorchRec's planner does not: where its own way finds all that it can, or memory is no matter, plans are TorchRec's.
+local function weighs(self, search)
+  local a = self.args
+  if search.weighed or a.proposers or a.partitioner or a.performance_model or a.objective ~= nil or search.topology.rules then return false end
+  if self.enumerator.sharder ~= enumerators.torchrec_sharder or self.other_partitioner then return true end
+  return self.proposers[1].none ~= nil and search.num_plans < search.num_proposals
+end
+
+--- Look for options and places together (settle.lua), by what shards take one by one.
+local function weigh(self, search)
+  if not weighs(self, search) then return end
+  search.weighed = true
+  local additive = not self.other_partitioner and search.best or nil
+  local found, work = settle.search(search.units, search.topology, WEIGHED * self.max_placements, additive)
+  search.placements, search.num_proposals = search.placements + work, search.num_proposals + 1
+  if not found then return end
+  local rating = self:rate(search, found.proposal, found.placement)
+  local outcome = { proposal = found.proposal, placement = found.placement, rating = rating, least = found.least }
+  outcome.score, search.num_plans = self:score(rating, found.proposal), search.num_plans + 1
+  if not search.best or outcome.score < search.best.score then search.best = outcome end
+end
+
 --- Whether a proposal that did not fit takes less memory than another one.
 local function nearer(self, a, b)
   local tier = self.topology:own_tier()
@@ -315,7 +345,15 @@ function EmbeddingShardingPlanner:search(model)
     end
   end
   for _, proposer in ipairs(self.proposers) do proposer:load(search.units, self.enumerator) end
-  for i, proposer in ipairs(self.proposers) do exhaust(self, search, proposer, i) end
+  for i, proposer in ipairs(self.proposers) do
+    if proposer.begin then weigh(self, search) end
+    exhaust(self, search, proposer, i)
+  end
+  weigh(self, search)
+  for _, proposer in ipairs(not search.best and self.if_none or {}) do
+    proposer:load(search.units, self.enumerator)
+    exhaust(self, search, proposer, #self.proposers)
+  end
   if not search.best and not self.args.proposers then
     local least = proposers.LeastMemoryProposer()
     least:load(search.units, self.enumerator)

@@ -25,6 +25,7 @@ local M = {}
 local WIRE = 4    -- bytes of a number on the wire, of an id (shards have fewer than 2^31 rows), of a length
 local NUMBER = 4  -- bytes of what is pooled
 local LINE = 64   -- bytes that come from memory at once
+local USUAL_SHARE = embed.CacheParams({}).load_factor -- of a cache that nobody said anything about
 local KEPT = 2048 -- bytes that a rank knows about a table
 
 --- Columns of rows that lookups and updates know when they are compiled (kernels/cpu/tbe_forward.c, tbe_batch.c).
@@ -96,8 +97,24 @@ local function rows_of(option, ids, rows)
   return found, math.max(0, found - alone), ids - alone
 end
 
+--- Milliseconds in which rows of a shard move between its device's memory and what lies below that (the host's; for caches on processors
+--- files), in the forward and in the backward pass: mapped rows are read and updated there, with their states; of rows behind a cache
+--- those that are missing come, and as many leave.
+local function below(option, c, topology, width, updated, states)
+  local kernel, apart = option.compute_kernel, topology.compute_device ~= "cpu"
+  if kernel == "fused_uvm" and apart then
+    local line = math.max(width, LINE)
+    return c.row * line / topology.hbm_to_ddr_mem_bw, 2 * updated * (line + states) / topology.hbm_to_ddr_mem_bw
+  end
+  if kernel ~= "fused_uvm_caching" then return 0, 0 end
+  local params = option.cache_params
+  local share = params and params.load_factor or USUAL_SHARE
+  local missing = params and params.stats and params.stats:expected_miss_rate(share) or 1 - share
+  return 2 * missing * c.row * (width + states) / (apart and topology.hbm_to_ddr_mem_bw or topology.ssd_mem_bw), 0
+end
+
 --- What one shard of a run is to the rank that has it. Fields: as in `units`; row_byte (bytes of rows that are looked up, in lines), bytes
---- (of the shard), home_bag, home_bag_byte (its part of what comes back to all ranks), near_out, far_out: bytes of rows that leave for the
+--- (of the shard), below_forward, below_backward (see `below`), home_bag, home_bag_byte (its part of what comes back to all ranks), near_out, far_out: bytes of rows that leave for the
 --- same host and for others; near_back, far_back: of gradients; near_ids, far_ids: bytes of ids and lengths that arrive.
 local function count(option, run, topology)
   local t, kind = topology, option.sharding_type
@@ -141,11 +158,12 @@ local function count(option, run, topology)
   local state = states_of(option.optimizer).full * run.cols -- of one for each row, prices of rows know
   local updated = kind == "data_parallel" and rows_of(option, ids * W, run.rows) or c.row -- of a replica, by all ranks' gradients
   c.state_row, c.state_byte = state > 0 and updated or 0, updated * state
+  c.below_forward, c.below_backward = below(option, c, topology, width, updated, state + states_of(option.optimizer).row)
   c.state_line_byte, c.state_bytes = updated * (state > 0 and math.max(state, LINE) or 0), run.rows * state
   return c
 end
 
-local summed = { "home_bag", "home_bag_byte", "row_byte", "bytes", "state_line_byte", "state_bytes", "near_out", "far_out",
+local summed = { "below_forward", "below_backward", "home_bag", "home_bag_byte", "row_byte", "bytes", "state_line_byte", "state_bytes", "near_out", "far_out",
   "near_back", "far_back", "near_ids", "far_ids" }
 for _, name in ipairs(amounts_of.counted) do summed[#summed + 1] = name end
 for _, name in ipairs(ways) do
@@ -218,6 +236,12 @@ local function far_ms(ranks, topology, amounts, costs)
   return { forward = ms.forward - all.forward, backward = ms.backward - all.backward }
 end
 
+local function most_of(ranks, field)
+  local most = 0
+  for _, c in ipairs(ranks) do most = math.max(most, c[field]) end
+  return most
+end
+
 --- Milliseconds of a step: all, forward, backward.
 local function step_ms(ranks, topology)
   local amounts, costs, passes = amounts_of.of(ranks, topology), topology.costs or usual, {}
@@ -225,7 +249,7 @@ local function step_ms(ranks, topology)
   for _, way in ipairs { "forward", "backward" } do
     local of = amounts[way]
     passes[way] = computed_ms(of, costs, way) + far[way] * price(costs, way, "far") + of.far_sums * price(costs, way, "far_sums")
-      + of.far_mixed * price(costs, way, "far_mixed")
+      + of.far_mixed * price(costs, way, "far_mixed") + most_of(ranks, "below_" .. way)
   end
   return passes.forward + passes.backward, passes.forward, passes.backward
 end
@@ -300,6 +324,7 @@ function StepEstimator:of_run(option, run)
       "state_byte" } do
       ms = ms + c[unit] * price(t.costs, way, unit)
     end
+    ms = ms + c["below_" .. way]
     local cold = amounts_of.cold_share(c.bytes + c.state_bytes, t.cache_bytes / t.local_world_size)
     return ms + c.id * price(t.costs, way, "home_id") + c.home_bag * price(t.costs, way, "home_bag")
       + c.home_bag_byte * price(t.costs, way, "home_bag_byte") + cold * (c.row * price(t.costs, way, "cold_row")

@@ -1,0 +1,299 @@
+-- plan/settle.lua: a search for options and places of tables together (pack.lua), by the prices of memory (weigh.lua): the longest that a
+-- rank works is made shorter, first by filling ranks anew, then by taking some tables out and putting them back otherwise.
+local util = require "perilune.util"
+local weigh = require "perilune.plan.weigh"
+local pack = require "perilune.plan.pack"
+
+local M = {}
+
+local SHARES = { 1, 0.95, 0.88, 0.78, 0.62 } -- of the memory of all ranks: what single ranks have is cut up
+local LONGER, MOST_LONGER = 1.25, 40      -- a limit over the one before it, and how many are tried
+local BETWEEN = 10                       -- limits between one that did and one that did not
+local ORDERS = 6                         -- orders of tables that are tried
+local MOST_TO_FIND = 4                   -- times the work that is allowed, to find any plan
+local NEAR = 1.002                       -- times what no plan can be better than: good enough
+local SHORTER = 0.9985                   -- the limit of the next round
+local MOST_OUT = 24                      -- tables that are taken out at once
+local IN_VAIN = 2500                     -- rounds in a row that found nothing
+
+--- Options of each table from the cheapest, at these prices.
+local function sorted_by_cost(tables, price_hbm, price_ddr)
+  return util.map(tables, function(options)
+    local cost, list = {}, { unpack(options) }
+    for _, o in ipairs(options) do
+      cost[o] = o.total_perf + price_hbm * o.total_storage.hbm + price_ddr * o.total_storage.ddr
+    end
+    table.sort(list, function(a, b)
+      if cost[a] ~= cost[b] then return cost[a] < cost[b] end
+      return a.id < b.id
+    end)
+    return list
+  end)
+end
+
+--- Numbers of tables: those that go to all ranks, then the others from the one whose shards are hardest to place.
+local function order_of(knapsack, limit)
+  local order, size = {}, {}
+  for t = 1, knapsack.n do
+    local i = knapsack.pick[t - 1]
+    order[t] = t
+    size[t] = math.max(knapsack.hbm_shard[i] / math.max(knapsack.most.hbm, 1), knapsack.ddr_shard[i] / math.max(knapsack.most.ddr, 1),
+      knapsack.longest[i] / limit)
+    if knapsack.tables[t][i - knapsack.first[t - 1] + 1].partition_by == "uniform" then size[t] = size[t] + 1e9 end
+  end
+  table.sort(order, function(a, b)
+    if size[a] ~= size[b] then return size[a] > size[b] end
+    return a < b
+  end)
+  return order, size
+end
+
+local Search = {}
+Search.__index = Search
+
+function Search:draw(n)
+  self.state = 16807 * self.state % 2147483647
+  return self.state % n + 1
+end
+
+--- Fill ranks in this order; a table that finds no place comes first the next time. Returns whether all found places.
+function Search:filled(order, sorted, limit, way)
+  local refused = {}
+  for _ = 1, ORDERS do
+    local right, t = self.packing:fill(order, sorted, limit, way)
+    if right then return true end
+    if refused[t] then return false end
+    refused[t] = true
+    table.remove(order, util.index_of(order)[t])
+    table.insert(order, 1, t)
+  end
+  return false
+end
+
+--- Fill ranks where none may work longer than a limit, in all ways; goes on with what was found. Returns whether anything was, and whether
+--- work may go on.
+function Search:fillings_within(limit)
+  local found = false
+  for _, share in ipairs(SHARES) do
+    if self.knapsack:solve(limit, share) then
+      local sorted = sorted_by_cost(self.tables, self.knapsack.price_hbm, self.knapsack.price_ddr)
+      for _, way in ipairs(pack.ways) do
+        if self.packing.work > (self.best and self.most / 2 or MOST_TO_FIND * self.most) then return found, false end
+        if self:filled(order_of(self.knapsack, limit), sorted, limit, way) then
+          found = true
+          self.packing:relieve(self.packing.work + self.most / 10)
+          self:keep(self.packing:result(), sorted)
+        end
+      end
+    end
+  end
+  return found, true
+end
+
+--- Fill ranks with limits from the least that can be hoped for on, until one does; then with limits between it and the one before.
+function Search:fillings()
+  local low, high, goes_on = self.least, self.least, true
+  local found
+  for _ = 1, MOST_LONGER do
+    found, goes_on = self:fillings_within(high)
+    if found or not goes_on then break end
+    low, high = high, high * LONGER
+  end
+  if not found then return end
+  for n = 1, BETWEEN do
+    high = math.min(high, self.best.rating)
+    if high / low < 1.01 or not goes_on then return end
+    local middle = n <= BETWEEN / 2 and math.sqrt(low * high) or high * (low / high) ^ (0.1 * (n - BETWEEN / 2))
+    found, goes_on = self:fillings_within(middle)
+    if found then high = middle elseif n <= BETWEEN / 2 then low = middle end
+  end
+end
+
+function Search:keep(result, sorted)
+  if self.best and result.rating >= self.best.rating then return end
+  self.best, self.sorted = result, sorted or self.sorted
+end
+
+--- The packing as the best is.
+function Search:put_best()
+  self.packing:clear()
+  for t, option in ipairs(self.best.proposal) do self.packing:put(t, option, self.best.placement[t], 1) end
+end
+
+--- Milliseconds by which ranks work longer than a target, of all ranks; and these ranks.
+function Search:beyond(target)
+  local packing, sum, list = self.packing, 0, {}
+  for r = 0, packing.W - 1 do
+    local more = packing.time[r] - target
+    if more > 0 then sum, list[#list + 1] = sum + more, r end
+  end
+  packing.work = packing.work + packing.W
+  return sum, list
+end
+
+--- Tables to take out: some of ranks that work longer than the target (over), and some others.
+function Search:chosen(over)
+  local packing, list, out = self.packing, {}, {}
+  local function take(t)
+    if t and not out[t] then out[t], list[#list + 1] = true, t end
+  end
+  for _ = 1, math.min(#over, self:draw(3)) do
+    local on = packing:tables_on(over[self:draw(#over)])
+    for _ = 1, self:draw(4) do take(on[self:draw(#on)]) end
+  end
+  local near = packing:tables_on(self:draw(packing.W) - 1)
+  for i = 1, self:draw(MOST_OUT) - 1 do take(i % 2 == 0 and near[self:draw(math.max(#near, 1))] or self:draw(#self.tables)) end
+  packing.work = packing.work + 4 * #self.tables
+  return list
+end
+
+--- A table that is on no rank takes the cheapest option that finds a place where no rank works longer than the limit; now and then one is
+--- passed over. True: it did.
+function Search:take_in(t, options, limit)
+  for _, option in ipairs(options) do
+    if option.max_perf <= limit and self:draw(8) > 1 then
+      local found = self.packing:places(option, limit)
+      if found then
+        self.packing:put(t, option, found, 1)
+        return true
+      end
+    end
+  end
+  return false
+end
+
+--- Tables in the order in which they are put back.
+function Search:mixed(list)
+  local by = self:draw(3)
+  if by == 1 then
+    for i = #list, 2, -1 do
+      local j = self:draw(i)
+      list[i], list[j] = list[j], list[i]
+    end
+    return
+  end
+  local size = self.size
+  table.sort(list, function(a, b)
+    if size[a] ~= size[b] then return size[a] > size[b] end
+    return a < b
+  end)
+end
+
+--- One round: some tables out, and in again. What ranks work beyond the target is no more then, or all is as before. Returns what it is.
+function Search:again(target, sum, over)
+  local packing, before, list, longest = self.packing, {}, self:chosen(over), self.best.rating
+  for _, t in ipairs(list) do
+    before[t] = { packing.option[t], packing.ranks[t] }
+    packing:put(t, before[t][1], before[t][2], -1)
+  end
+  self:mixed(list)
+  packing.limit, packing.way = target, pack.ways[self:draw(#pack.ways)]
+  local sorted, placed, right = self.priced[self:draw(#self.priced)], {}, true
+  for _, t in ipairs(list) do
+    right = self:take_in(t, sorted[t], target) or self:take_in(t, sorted[t], longest)
+    if not right then break end
+    placed[#placed + 1] = t
+  end
+  local now, still = self:beyond(target)
+  if right and now <= sum then return now, still end
+  for _, t in ipairs(placed) do packing:put(t, packing.option[t], packing.ranks[t], -1) end
+  for _, t in ipairs(list) do packing:put(t, before[t][1], before[t][2], 1) end
+  return sum, over
+end
+
+--- Lists of options by several prices of memory; false: none can be found.
+function Search:prices()
+  local knapsack = self.knapsack
+  self.priced = { self.sorted }
+  for _, share in ipairs { 1, 0.8 } do
+    if knapsack:solve(self.best.rating, share) then
+      self.size = self.size or select(2, order_of(knapsack, self.best.rating))
+      for _, factor in ipairs { 1, 3 } do
+        self.priced[#self.priced + 1] = sorted_by_cost(self.tables, knapsack.price_hbm * factor, knapsack.price_ddr * factor)
+      end
+    end
+  end
+  return self.size ~= nil
+end
+
+--- Take out and put back until nothing has come of it for long.
+function Search:rounds()
+  self:put_best()
+  if not self:prices() then return end
+  local target = self.best.rating * SHORTER
+  local sum, over = self:beyond(target)
+  local vain = 0
+  while self.packing.work < self.most and self.best.rating > self.least * NEAR and vain < IN_VAIN do
+    local now, still = self:again(target, sum, over)
+    vain = now < sum and 0 or vain + 1
+    sum, over = now, still
+    if sum == 0 then
+      self:keep(self.packing:result())
+      target = self.best.rating * SHORTER
+      sum, over = self:beyond(target)
+    end
+  end
+  if self.packing:longest() < self.best.rating then self:keep(self.packing:result()) end
+end
+
+--- The options of each table, tables in the order of their first options.
+local function by_table(space)
+  local tables, at = {}, {}
+  for _, option in ipairs(space) do
+    if not at[option.fqn] then
+      tables[#tables + 1] = {}
+      at[option.fqn] = tables[#tables]
+    end
+    table.insert(at[option.fqn], option)
+  end
+  return tables
+end
+
+--- A plan of the tables, in the order of the search's, from one in any order.
+local function arranged(tables, plan)
+  local place, proposal, placement = {}, {}, {}
+  for i, option in ipairs(plan.proposal) do place[option.fqn] = i end
+  for t, options in ipairs(tables) do
+    local i = place[options[1].fqn]
+    proposal[t], placement[t] = plan.proposal[i], plan.placement[i]
+  end
+  return { proposal = proposal, placement = placement, rating = plan.rating }
+end
+
+--- The best plan that is found of the options of tables on a topology: { proposal =, placement =, rating = (milliseconds of the rank that
+--- works longest), least = (what no plan is better than) } or nil: none; and the work: ranks that were looked at. most: of these. start: a
+--- plan to begin with, or nil.
+function M.search(space, topology, most, start)
+  local tables = by_table(space)
+  local knapsack = weigh.knapsack(tables)
+  knapsack:within(topology)
+  local self = setmetatable({ tables = tables, knapsack = knapsack, packing = pack.new(tables, topology), most = most, state = 12345 }, Search)
+  self.least = knapsack:shortest(1)
+  if not self.least then return nil, #space end
+  self:fillings()
+  if start and (not self.best or start.rating < self.best.rating) then
+    self.best, self.sorted = arranged(tables, start), sorted_by_cost(tables, 0, 0)
+  end
+  if not self.best then return nil, self.packing.work end
+  self:rounds()
+  self.best.least = self.least
+  return self.best, self.packing.work
+end
+
+--- A plan with another option for table i of its proposal, whose places change, where the others stay: its placement, and what the rank that
+--- works longest then takes; nil: that has no room.
+function M.instead(proposal, placement, i, option, topology)
+  local packing = pack.new(util.map(proposal, function(o) return { o } end), topology)
+  packing:clear()
+  for t, o in ipairs(proposal) do
+    if t ~= i then packing:put(t, o, placement[t], 1) end
+  end
+  packing.limit, packing.way = math.huge, "time"
+  local ranks = packing:places(option, math.huge)
+  if not ranks then return nil end
+  packing:put(i, option, ranks, 1)
+  local result = packing:result()
+  return result.placement, result.rating
+end
+
+return M
