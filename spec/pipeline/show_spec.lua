@@ -32,6 +32,17 @@ describe("a simulated step", function()
     assert.equal(10, step_of(schedules.fused_sparse_dist, { optimizer = 6, backward = 4, lookup = 6 })) -- but under the optimizer
   end)
 
+  it("advises nothing that only streams of their own bring, where all operations share a processor", function()
+    for name, schedule in peri.util.ordered(schedules) do
+      if peri.Schedule.is(schedule) then
+        local times = {}
+        for i, o in ipairs(schedule.operations) do times[o.name] = 1 + i % 3 end
+        for _, h in ipairs(show.hints(schedule, times, true)) do error(("%s: %s"):format(name, h.words)) end
+        assert.matches("nothing further ahead, or beside the rest", show.simulation(schedule, times, true))
+      end
+    end
+  end)
+
   it("says what would make it shorter, and no more than that is true", function()
     local function best(schedule, times)
       for _, o in ipairs(schedule.operations) do times[o.name] = times[o.name] or 0 end

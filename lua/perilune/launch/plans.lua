@@ -88,14 +88,16 @@ local function given(options, stream)
   return g
 end
 
---- A planner for so many ranks (nil: as the machine has), which has planned, and its plan.
+--- A planner for so many ranks (nil: as the machine has), which has planned, its plan, and a line that says of what machine, where the user
+--- has named none.
 local function planned(options, g, ranks)
-  local topology, constraints = plan.report.topology(options.topology, ranks), g.rest.constraints
+  local topology, which = plan.report.topology(options.topology, ranks)
+  local constraints = g.rest.constraints
   if g.statistics then constraints = plan.statistics.constrain(g.statistics, g.model, constraints, topology.world_size) end
   local planner = plan.EmbeddingShardingPlanner { topology = topology, batch_size = options.batch_size, constraints = constraints,
     relations = g.rest.relations, cost = g.rest.cost, objective = g.rest.objective, sharder = plan.perilune_sharder,
     estimates = topology.costs and "step" or "torchrec" }
-  return planner, planner:plan(g.model)
+  return planner, planner:plan(g.model), which
 end
 
 --- "8,64,512" -> { 8, 64, 512 }.
@@ -143,13 +145,17 @@ local function simulate(options, what, g, planner, stream)
     util.integer("perilune plan", "ranks with --simulate", p.topology.world_size, 1, MOST_SIMULATED)
     return cluster.simulate { planner = p, schedule = what.schedule, times = times_of(what, dense), dense_bytes = g.model.dense_bytes }
   end
-  local list = { run(planner) }
+  local list, machines = { run(planner) }, {}
   if options.trace then
     text.write(options.trace, cluster.trace(list[1]), "perilune plan --trace")
   end
   for _, ranks in ipairs(what.scale) do
-    list[#list + 1] = ranks ~= planner.topology.world_size and run((planned(options, g, ranks))) or nil
+    if ranks ~= planner.topology.world_size then
+      local other, _, which = planned(options, g, ranks)
+      list[#list + 1], machines[#machines + 1] = run(other), which
+    end
   end
+  if #machines > 0 then lines(stream, machines) end
   table.sort(list, function(a, b) return a.ranks < b.ranks end)
   local right = {}
   for i = 1, 11 do right[i] = true end
@@ -196,8 +202,9 @@ function M.run(options, stream)
   local ok, err = xpcall(function()
     check_options(options)
     local what, g = asked(options), given(options, stream)
-    local planner, plan_made = planned(options, g, options.ranks)
+    local planner, plan_made, which = planned(options, g, options.ranks)
     lines(stream, plan.report.lines(planner))
+    if which then lines(stream, { which }) end
     local dense = plan.dense.predict(g.model, planner.topology, options.batch_size, options.precision)
     if dense then lines(stream, { dense_line(dense, options.precision) })
     elseif options.precision then

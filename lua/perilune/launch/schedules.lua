@@ -61,8 +61,9 @@ function actions.trace(schedule, options)
       .. "predicted %8.3f ms of these times; %.3f if each stream went on by itself"):format(c.measured, c.operations, c.predicted, c.apart))
   end
   if pipeline.group then print("\n" .. show.waits_text(found)) end
-  print(("\n%s: open it in https://ui.perfetto.dev\n\nsimulated with these times on its streams:\n"):format(options.output))
-  print(show.simulation(schedule, times))
+  print(("\n%s: open it in https://ui.perfetto.dev\n\nsimulated with these times on %s:\n"):format(options.output,
+    pipeline.streams and "its streams" or "the one stream that a processor has"))
+  print(show.simulation(schedule, times, not pipeline.streams))
 end
 
 local action_of = { { "times", "sim" }, { "ranks", "trace", 1 }, { "steps", "trace", 20 }, { "output", "trace", "trace.json" } }

@@ -122,10 +122,22 @@ local function edits_of(schedule)
   return list
 end
 
+--- The schedule as it runs on one stream, which the CPU has.
+local function on_one_stream(schedule)
+  local one = {}
+  for _, o in ipairs(schedule.operations) do
+    one[o.name] = { on = "main" }
+    if o.every > 1 then one[o.name].at = o.at end
+  end
+  return schedule:set(one)
+end
+
 --- What would make a simulated step shorter: a list of { words =, step = what one would take then, stale = (tables would be read without so
---- many updates more) }, the best first. Tried are edits that let something act a batch further ahead, or on a stream of its own.
-function M.hints(schedule, times)
-  local now, list = predicted(schedule, times), {}
+--- many updates more) }, the best first. Tried are edits that let something act a batch further ahead, or on a stream of its own. alone:
+--- all operations share one stream, as on a processor: what is only beside others there brings nothing.
+function M.hints(schedule, times, alone)
+  local function step_of(s) return predicted(alone and on_one_stream(s) or s, times) end
+  local now, list = step_of(schedule), {}
   for _, edit in ipairs(edits_of(schedule)) do
     local words, edited, stale = edit[1], edit[2], 0
     local legal = pcall(edited.check, edited)
@@ -133,7 +145,7 @@ function M.hints(schedule, times)
       edited, stale = edited:with { staleness = { tables = edited.staleness.tables + 1, dense = edited.staleness.dense } }, 1
       legal = pcall(edited.check, edited)
     end
-    local step = legal and predicted(edited, times) or now
+    local step = legal and step_of(edited) or now
     if step < (1 - WORTH) * now then list[#list + 1] = { words = words, step = step, stale = stale, n = #list } end
   end
   table.sort(list, function(x, y)
@@ -144,9 +156,11 @@ function M.hints(schedule, times)
   return list
 end
 
---- A simulated step as text: when operations run, how long a step takes in the long run, and for whom each stream waits.
-function M.simulation(schedule, times)
+--- A simulated step as text: when operations run, how long a step takes in the long run, and for whom each stream waits. alone: as for
+--- `hints`.
+function M.simulation(schedule, times, alone)
   local steps = 40
+  if alone then schedule = on_one_stream(schedule) end
   local list = M.simulate(schedule, times, steps)
   local ends, rows, whom, free = {}, { { "operation", "batch", "stream", "from", "to", "waits for" } }, {}, {}
   for _, x in ipairs(list) do
@@ -167,7 +181,7 @@ function M.simulation(schedule, times)
   local half = steps / 2
   local lines = { columns(rows), "", ("a step takes %.4g"):format((ends[steps - 1] - ends[half - 1]) / half) }
   for key, t in util.ordered(whom) do lines[#lines + 1] = ("%s: %.4g a step"):format(key, t / half) end
-  local hints = M.hints(schedule, times)
+  local hints = M.hints(schedule, times, alone)
   for i = 1, math.min(3, #hints) do
     local h = hints[i]
     lines[#lines + 1] = ("%.4g with %s%s"):format(h.step, h.words, h.stale > 0 and " (tables are read one update older)" or "")
@@ -189,16 +203,6 @@ local function timeline_of(pipeline, rank, first)
     timeline:add(x.operation.on, x.operation.name, x.operation.kind, (x.from - first) / 1000, (x.to - first) / 1000, "batch", x.batch)
   end
   return timeline
-end
-
---- The schedule as it runs on one stream, which the CPU has.
-local function on_one_stream(schedule)
-  local one = {}
-  for _, o in ipairs(schedule.operations) do
-    one[o.name] = { on = "main" }
-    if o.every > 1 then one[o.name].at = o.at end
-  end
-  return schedule:set(one)
 end
 
 --- Times of all operations, 0 of those that have not run.
@@ -276,6 +280,6 @@ M.waits, M.waits_text = waits.of, waits.text
 signature.check("show.", M, { write = "pipeline: Pipeline, path: string" })
 signature.check_each("show.", M, { "trace", "times", "compare" }, "pipeline: Pipeline")
 signature.check("show.", M, { simulate = "schedule: Schedule, times: table, steps: count",
-  simulation = "schedule: Schedule, times: table", hints = "schedule: Schedule, times: table" })
+  simulation = "schedule: Schedule, times: table, alone: boolean?", hints = "schedule: Schedule, times: table, alone: boolean?" })
 
 return util.face("peri.pipeline.show", M)

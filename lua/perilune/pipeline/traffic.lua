@@ -8,6 +8,7 @@ local ffi = require "ffi"
 local util = require "perilune.util"
 local partitioners = require "perilune.plan.partitioners"
 local storage = require "perilune.plan.storage"
+local links = require "perilune.plan.links"
 local data_bytes = require("perilune.plan.constraints").data_bytes
 
 local M = {}
@@ -32,10 +33,11 @@ local function shard_bytes(option, run, topology)
   return inputs / ways * ID_BYTES, outputs * bytes, 0
 end
 
---- The milliseconds that a flow takes each rank on its two links, the slower direction of each. Pods' groups count as hosts.
+--- The milliseconds that a flow takes each rank on its two links, the slower direction of each. The link between hosts is all ranks' of a
+--- host together (plan/links.lua): it takes as long as all that they send, or get, at their rates together.
 local function links_of(flow, topology, extra_near, extra_far)
   local W, L = topology.world_size, topology.local_world_size
-  local near, far = ffi.new("double[?]", W), ffi.new("double[?]", W)
+  local near, out, into = ffi.new("double[?]", W), ffi.new("double[?]", W), ffi.new("double[?]", W)
   local all, of_host = 0, {}
   for r = 0, W - 1 do
     local h = math.floor(r / L)
@@ -45,15 +47,12 @@ local function links_of(flow, topology, extra_near, extra_far)
   for r = 0, W - 1 do
     local h, own = math.floor(r / L), flow.each[r]
     local in_host = math.min(L, W - h * L)
-    local sent_near, sent_far = own * (in_host - 1), own * (W - in_host)
-    local got_near, got_far = of_host[h] - own, all - of_host[h]
     local group = flow.group[r] * (G - 1)
-    near[r] = (math.max(sent_near, got_near) + group + (extra_near or 0)) / topology.intra_host_bw
-    far[r] = (math.max(sent_far, got_far) + (extra_far or 0)) / topology.inter_host_bw
+    near[r] = (math.max(own * (in_host - 1), of_host[h] - own) + group + (extra_near or 0)) / topology.intra_host_bw
+    out[r], into[r] = own * (W - in_host) + (extra_far or 0), all - of_host[h] + (extra_far or 0)
   end
-  local hosts = W > L
-  return { { name = "within the host", ms = near }, { name = "between hosts", ms = far },
-    latency = hosts and topology.inter_host_latency or W > 1 and topology.intra_host_latency or 0 }
+  return { { name = "within the host", ms = near }, { name = "between hosts", ms = links.far_ms(out, into, topology) },
+    latency = W > L and topology.inter_host_latency or W > 1 and topology.intra_host_latency or 0 }
 end
 
 --- Links of a reduction of `bytes` on all ranks: within each host, then between hosts by as many ranks as one has, then back.

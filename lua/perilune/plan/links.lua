@@ -4,6 +4,8 @@
 -- applied while the next is on its way (runtime/shard/walk.c). A rank that computes moves no messages on. So rows leave from when their
 -- part is looked up and the ranks of other hosts are done with theirs; and gradients are on their way for as long as links take, and as
 -- long as their senders apply others meanwhile.
+local ffi = require "ffi"
+
 local M = {}
 
 local PARTS = 8 -- of a rank's tables (runtime/shard/routes.h)
@@ -64,6 +66,22 @@ local function mean_elsewhere(list)
   return means
 end
 
+--- Bytes a millisecond of a host's link, one way: its ranks' together, whichever of them sends.
+local function bandwidth(topology) return topology.inter_host_bw * topology.local_world_size end
+
+--- Milliseconds that each rank's bytes to other hosts, and from them (arrays by rank from 0), take its host's link, the slower way: all
+--- ranks of a host have those of all of them.
+function M.far_ms(out, into, topology)
+  local W, L = topology.world_size, topology.local_world_size
+  local ms = ffi.new("double[?]", W)
+  for first = 0, W - 1, L do
+    local last, leave, arrive = math.min(first + L, W) - 1, 0, 0
+    for r = first, last do leave, arrive = leave + out[r], arrive + into[r] end
+    for r = first, last do ms[r] = math.max(leave, arrive) / bandwidth(topology) end
+  end
+  return ms
+end
+
 local Links = {}
 Links.__index = Links
 
@@ -71,7 +89,7 @@ Links.__index = Links
 local function new_links(ranks, topology)
   local L = topology.local_world_size
   local self = setmetatable({ ranks = ranks, L = L, n = math.ceil(#ranks / L), out = {}, into = {} }, Links)
-  self.bandwidth, self.burst = topology.inter_host_bw * L, topology.inter_host_burst * L
+  self.bandwidth, self.burst = bandwidth(topology), topology.inter_host_burst * L
   for h = 1, self.n do self.out[h], self.into[h] = 0, 0 end
   return self
 end

@@ -184,10 +184,10 @@ function Packing:places(option, limit)
   return self:places_on_groups(option, limit)
 end
 
--- -- one after the other -------------------------------------------------------------------------------------------------------------------
+-- -- one after the other ---------------------------------------------------------------------------------------------------------------
 
---- Put all tables. order: numbers of tables; sorted[t]: options of table t from the cheapest. Returns whether all found places; if not, which
---- did not.
+--- Put all tables. order: numbers of tables; sorted[t]: options of table t from the cheapest. Returns whether all found places; if not,
+--- which table did not.
 function Packing:fill(order, sorted, limit, way)
   self:clear()
   self.limit, self.way = limit, way
@@ -207,7 +207,7 @@ function Packing:fill(order, sorted, limit, way)
   return true
 end
 
--- -- relief of the rank that works longest -------------------------------------------------------------------------------------------------
+-- -- relief of the rank that works longest ---------------------------------------------------------------------------------------------
 
 function Packing:longest()
   local most, at = -1, 0
@@ -238,8 +238,8 @@ end
 
 local BETTER = 1 - 1e-6
 
---- Another option, or other places, for a table of rank r, with which no rank of its works as long as r does now. Takes what makes all ranks
---- together work least. True: it was found.
+--- Another option, or other places, for a table of rank r, with which no rank of its works as long as r does now: of all such, the one with
+--- which all ranks together work least. True: it was found.
 function Packing:replace(r, now, list)
   local best, cost = nil, math.huge
   for _, t in ipairs(list) do
@@ -261,15 +261,20 @@ function Packing:replace(r, now, list)
   return true
 end
 
+--- Whether a table has one shard, which any rank may have.
+function Packing:is_single(t)
+  return self.ranks[t] ~= true and self.option[t].num_shards == 1 and self.option[t].partition_by == "device"
+end
+
 --- Single shards of two tables change ranks: one of rank r with a shorter one of another rank.
 function Packing:exchange(r, now, list)
   local singles = {}
   for t = 1, #self.tables do
-    if self.ranks[t] ~= true and self.option[t].num_shards == 1 and self.option[t].partition_by == "device" then singles[#singles + 1] = t end
+    if self:is_single(t) then singles[#singles + 1] = t end
   end
   for _, t in ipairs(list) do
     local a, mine = self.option[t], self.ranks[t]
-    if mine ~= true and a.num_shards == 1 and a.partition_by == "device" then
+    if self:is_single(t) then
       local x = a.runs[1]
       self.work = self.work + #singles
       for _, o in ipairs(singles) do

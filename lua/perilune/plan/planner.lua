@@ -233,11 +233,12 @@ end
 
 local WEIGHED = 0.6 -- of the limit
 
---- Whether options and places are weighed together: where the user has given no parts that do so, and nothing that weighing knows nothing of.
+--- Whether options and places are weighed together: where the user has given no parts, and nothing that weighing knows nothing of.
 --- TorchRec's planner does not: where its own way finds all that it can, or memory is no matter, plans are TorchRec's.
 local function weighs(self, search)
   local a = self.args
-  if search.weighed or a.proposers or a.partitioner or a.performance_model or a.objective ~= nil or search.topology.rules then return false end
+  local own = a.proposers or a.partitioner or a.performance_model or a.objective ~= nil
+  if search.weighed or own or search.topology.rules then return false end
   if self.enumerator.sharder ~= enumerators.torchrec_sharder or self.other_partitioner then return true end
   return self.proposers[1].none ~= nil and search.num_plans < search.num_proposals
 end

@@ -100,15 +100,41 @@ function M.reason_lines(list, tables)
   return lines
 end
 
---- The topology of `perilune plan`: a machine's name, or a file; ranks go over what it says. Without a name: this machine, if it was
---- calibrated for so many ranks.
+--- Numbers of ranks a host for which a topology of so many ranks is kept, from the most.
+local function kept_hosts(ranks)
+  local found = {}
+  for host = ranks, 1, -1 do
+    local path = ranks % host == 0 and topologies.Topology.kept_path(ranks, host)
+    local file = path and io.open(path)
+    if file then
+      file:close()
+      found[#found + 1] = host
+    end
+  end
+  return found
+end
+
+--- The topology of `perilune plan` without a name: what `perilune calibrate` has kept of so many ranks, on one host or on several; and a
+--- line that says which it is.
+local function usual(ranks)
+  local hosts, of_ranks = kept_hosts(ranks), util.number_of(ranks, "rank")
+  if #hosts == 0 then
+    return topologies.Topology.preset("cpu_ethernet_10g", { world_size = ranks, local_world_size = ranks }),
+      ("no topology of %s is kept (perilune calibrate -n %d): planned for cpu_ethernet_10g"):format(of_ranks, ranks)
+  end
+  local line = ("planned for the kept topology of %s, %d a host"):format(of_ranks, hosts[1])
+  local others = {}
+  for i = 2, #hosts do
+    others[#others + 1] = ("%d a host: --topology %s"):format(hosts[i], topologies.Topology.kept_path(ranks, hosts[i]))
+  end
+  return topologies.Topology.kept(ranks, hosts[1]), #others > 0 and ("%s (kept too: %s)"):format(line, table.concat(others, "; ")) or line
+end
+
+--- The topology of `perilune plan`: a machine's name, or a file; ranks go over what it says. Without a name: what is kept of this machine,
+--- or machines; then also a line that says which that is.
 function M.topology(name, ranks)
   local over = { world_size = ranks }
-  if name == nil then
-    local kept = topologies.Topology.kept(ranks or 1, ranks or 1)
-    if kept then return kept end
-    return topologies.Topology.preset("cpu_ethernet_10g", { world_size = ranks or 1, local_world_size = ranks or 1 })
-  end
+  if name == nil then return usual(ranks or 1) end
   if util.index_of(topologies.Topology.presets)[name] then return topologies.Topology.preset(name, over) end
   local file = io.open(name)
   if not file and not name:find "[/.]" then

@@ -267,7 +267,8 @@ function M.search(space, topology, most, start)
   local tables = by_table(space)
   local knapsack = weigh.knapsack(tables)
   knapsack:within(topology)
-  local self = setmetatable({ tables = tables, knapsack = knapsack, packing = pack.new(tables, topology), most = most, state = 12345 }, Search)
+  local self = setmetatable({ tables = tables, knapsack = knapsack, packing = pack.new(tables, topology), most = most, state = 12345 },
+    Search)
   self.least = knapsack:shortest(1)
   if not self.least then return nil, #space end
   self:fillings()
@@ -280,8 +281,8 @@ function M.search(space, topology, most, start)
   return self.best, self.packing.work
 end
 
---- A plan with another option for table i of its proposal, whose places change, where the others stay: its placement, and what the rank that
---- works longest then takes; nil: that has no room.
+--- A plan with another option for table i of its proposal, whose places change, where the others stay: its placement, and what the rank
+--- that works longest then takes; nil: that has no room.
 function M.instead(proposal, placement, i, option, topology)
   local packing = pack.new(util.map(proposal, function(o) return { o } end), topology)
   packing:clear()

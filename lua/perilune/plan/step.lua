@@ -114,8 +114,9 @@ local function below(option, c, topology, width, updated, states)
 end
 
 --- What one shard of a run is to the rank that has it. Fields: as in `units`; row_byte (bytes of rows that are looked up, in lines), bytes
---- (of the shard), below_forward, below_backward (see `below`), home_bag, home_bag_byte (its part of what comes back to all ranks), near_out, far_out: bytes of rows that leave for the
---- same host and for others; near_back, far_back: of gradients; near_ids, far_ids: bytes of ids and lengths that arrive.
+--- (of the shard), below_forward, below_backward (see `below`), home_bag, home_bag_byte (its part of what comes back to all ranks),
+--- near_out, far_out: bytes of rows that leave for the same host and for others; near_back, far_back: of gradients; near_ids, far_ids:
+--- bytes of ids and lengths that arrive.
 local function count(option, run, topology)
   local t, kind = topology, option.sharding_type
   local W, L = t.world_size, t.local_world_size
@@ -163,7 +164,8 @@ local function count(option, run, topology)
   return c
 end
 
-local summed = { "below_forward", "below_backward", "home_bag", "home_bag_byte", "row_byte", "bytes", "state_line_byte", "state_bytes", "near_out", "far_out",
+local summed = { "below_forward", "below_backward", "home_bag", "home_bag_byte", "row_byte", "bytes", "state_line_byte", "state_bytes",
+  "near_out", "far_out",
   "near_back", "far_back", "near_ids", "far_ids" }
 for _, name in ipairs(amounts_of.counted) do summed[#summed + 1] = name end
 for _, name in ipairs(ways) do
