@@ -97,10 +97,10 @@ function Knapsack:solve(longest, share)
   local function by_hbm(price_ddr)
     return least_price(unit, function(price) return self:take(longest, price, price_ddr) end, function(_, h) return h <= room_hbm end)
   end
-  local price, ms, h, d = by_hbm(0)
+  local price, _, _, needed = by_hbm(0)
   local price_ddr = 0
-  if not price or d > room_ddr then
-    price_ddr, ms = least_price(unit, function(p)
+  if not price or needed > room_ddr then
+    price_ddr = least_price(unit, function(p)
       local found, x, y, z = by_hbm(p)
       if found then price = found else x, y, z = self:take(longest, p, p) end
       return x, y, z
@@ -109,7 +109,7 @@ function Knapsack:solve(longest, share)
     price = (by_hbm(price_ddr))
     if not price then return nil end
   end
-  ms, h, d = self:take(longest, price, price_ddr)
+  local ms, h, d = self:take(longest, price, price_ddr)
   self.price_hbm, self.price_ddr = price, price_ddr
   return self:fill(longest, room_hbm - h, room_ddr - d, ms)
 end
