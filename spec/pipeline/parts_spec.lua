@@ -315,7 +315,7 @@ describe("operations of one's own", function()
   worlds.each("average parameters as they go", function(world, device)
     local model = support.model(world, device)
     local p = model:dense_parameters()[1]
-    local ema, average_of = pipeline.ema { params = model:dense_parameters(), decay = 0.75 }
+    local ema, average_of, averages = pipeline.ema { params = model:named_parameters(), decay = 0.75 }
     local wanted, worst = p:to_list(), 0
     local loop = pipeline.Pipeline { model = model, optimizer = support.optimizer(model),
       schedule = schedules.sparse_dist:insert(ema, { last = true }) }
@@ -327,6 +327,15 @@ describe("operations of one's own", function()
       end
     end
     assert.is_true(worst < 1e-6)
+    local kept, names = averages:state_dict():clone(), peri.util.map(model:named_parameters(), function(x) return x.name end)
+    table.sort(names)
+    assert.same(names, peri.util.keys(kept))
+    local _, other_of, others = pipeline.ema { params = model:named_parameters(), decay = 0.75 }
+    others:load_state_dict(kept)
+    assert.same(average_of(p):to_list(), other_of(p):to_list())
+    kept[names[1]], kept.more = nil, peri.zeros { 1 }
+    assert.error_matches(function() others:load_state_dict(kept) end,
+      ("pipeline.ema: load_state_dict: '%s' is missing; it has no 'more'"):format(names[1]:gsub("%p", "%%%0")))
     local ok, err = pcall(pipeline.ema, { params = { p }, decay = 2 })
     assert.is_false(ok)
     assert.equal("pipeline.ema: decay is 2, allowed: 0..1", err.message)

@@ -1,23 +1,63 @@
 -- ema.lua: an operation that keeps an exponential moving average of parameters: average = decay average + (1 - decay) parameter, after
 -- every update of the dense part that it follows in a schedule.
 --
---   local ema, average_of = peri.pipeline.ema { params = model:dense_parameters(), decay = 0.999 }
+--   local ema, average_of, averages = peri.pipeline.ema { params = model:named_parameters(), decay = 0.999 }
 --   local schedule = schedules.sparse_dist:insert(ema, { last = true })
 --   average_of(model:dense_parameters()[1])
+--   averages:load_state_dict(kept)     -- of averages:state_dict(), to go on with them
+local errors = require "perilune.errors"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
+local sharded = require "perilune.tensor.sharded"
+local live = require("perilune.tensor.state_dict").live
 local signature = require "perilune.signature"
 
---- ema { params =, decay = 0.999, name = "ema" }: an operation, and function(parameter) -> its average. Averages begin with the numbers of
---- the parameters now. Local.
+--- The averages as what is saved, by the names of the parameters.
+local Averages = util.class "Averages"
+function Averages:init(names, tensors) self._names, self._tensors = names, tensors end
+
+--- name -> live tensor. Local.
+function Averages:state_dict()
+  local dict = {}
+  for i, name in ipairs(self._names) do dict[name] = self._tensors[i] end
+  return live(dict)
+end
+
+--- What keeps load_state_dict(dict) from loading, in words; nil: nothing does. Changes nothing. Local.
+function Averages:check_state_dict(dict)
+  local wrong, known = {}, {}
+  if type(dict) ~= "table" then return ("dict is %s, wanted a table"):format(errors.kind(dict)) end
+  for i, name in ipairs(self._names) do
+    known[name] = true
+    local given = rawget(dict, name)
+    local why = given == nil and "is missing" or sharded.refusal(self._tensors[i], given)
+    if why then wrong[#wrong + 1] = ("'%s' %s"):format(name, why) end
+  end
+  for name in util.ordered(dict) do
+    if not known[name] then wrong[#wrong + 1] = ("it has no '%s'"):format(tostring(name)) end
+  end
+  return #wrong > 0 and table.concat(wrong, "; ") or nil
+end
+
+--- Go on with the averages of a state_dict; what does not fit is one error that lists it all, and nothing is changed. Local.
+function Averages:load_state_dict(dict)
+  local why = self:check_state_dict(dict)
+  if why then P.fail("pipeline.ema: load_state_dict: " .. why) end
+  for i, name in ipairs(self._names) do sharded.assign(self._tensors[i], dict[name]) end
+end
+
+--- ema { params = (a list of tensors, or of { name =, tensor = }), decay = 0.999, name = "ema" }: an operation, function(parameter) -> its
+--- average, and the averages as what is saved: an object with state_dict and load_state_dict. Averages begin with the numbers of the
+--- parameters now. Local.
 local function ema(args)
   local func = "pipeline.ema"
   local a = util.named(func, args, { params = util.required.list, decay = 0.999, name = "ema" })
   if not (a.decay >= 0 and a.decay <= 1) then P.fail(("%s: decay is %g, allowed: 0..1"):format(func, a.decay)) end
-  local params, averages, place = {}, {}, {}
+  local params, averages, place, names = {}, {}, {}, {}
   for i, p in ipairs(a.params) do
-    p = signature.value(func, ("params[%d]"):format(i), p, "tensor")
+    names[i] = type(p) == "table" and p.name or tostring(i - 1)
+    p = signature.value(func, ("params[%d]"):format(i), type(p) == "table" and p.tensor or p, "tensor")
     params[i], place[p] = p, i
     averages[i] = P.lasting(function() return Tensor.zeros(p:shape(), p:dtype(), p:device()):copy(p:detach()) end)
   end
@@ -31,7 +71,7 @@ local function ema(args)
     if not i then P.fail(func .. ": averages: this is none of its parameters") end
     return averages[i]
   end
-  return operation, average_of
+  return operation, average_of, Averages(names, averages)
 end
 
 return ema
