@@ -7,7 +7,7 @@ local M = {}
 
 local sources = { [0] = "default", "measured", "kept", "given" }
 
---- All choices: lists of { name, text, ways = { { word, ns } }, way, usual, source, measured }; way and usual are words.
+--- All choices: lists of { name, text, ways = { { word, ns } }, way, usual, source, measured, noise }; way and usual are words.
 function M.list()
   local list, c = {}, ffi.new "peri_tune_choice"
   for i = 0, C.peri_tune_count() - 1 do
@@ -17,7 +17,7 @@ function M.list()
       if c.ways[w] ~= nil then ways[w + 1] = { word = ffi.string(c.ways[w]), ns = tonumber(c.ns[w]) } end
     end
     list[i + 1] = { name = ffi.string(c.name), text = ffi.string(c.text), ways = ways, way = ways[c.way + 1].word,
-      usual = ways[c.usual + 1].word, source = sources[c.source], measured = c.measured }
+      usual = ways[c.usual + 1].word, source = sources[c.source], measured = c.measured, noise = c.noise }
   end
   return list
 end

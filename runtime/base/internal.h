@@ -136,4 +136,7 @@ static inline int64_t peri__sum(const int64_t *list, int64_t n)
 }
 static inline int64_t peri__ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+/** Memory that can be had without pushing others out: of the machine, or of this container if that is less. */
+int64_t peri__available_memory(void);
+
 #endif

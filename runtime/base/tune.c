@@ -10,7 +10,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { FIRST_ROUNDS = 5, MARGIN = 3 }; /* rounds of a measurement at the first use; percent by which a way must beat the default */
+enum { FIRST_ROUNDS = 5 }; /* of a measurement at the first use; fewer decide nothing */
+enum { MARGIN = 3 };       /* percent by which a way must beat the default */
+enum { NOISY = 25 }; /* percent of noise from which on nothing is seen: the default is used, and the next process measures again */
 
 static const char *const group_names[PERI__TUNE_GROUPS] = {"lookups", "updates", "the sort", "copies", "none"};
 
@@ -19,6 +21,7 @@ static struct {
     _Atomic int32_t way;      /* in use */
     int32_t given, kept, got; /* by whom: places among the ways; -1: not */
     int64_t ns[PERI_TUNE_WAYS];
+    double noise; /* of the last measurement here; see measure */
 } now[PERI__TUNE_CHOICES];
 static const peri__tune_meter *meters[PERI__TUNE_GROUPS];
 static atomic_bool loaded, settled[PERI__TUNE_GROUPS];
@@ -152,38 +155,96 @@ static int64_t timed(int32_t c, int32_t way, const peri__tune_meter *meter, void
     return meter->pass(state, c);
 }
 
-/** Time all ways of @choice in turns, and take the fastest of those that beat the default in three of four turns: machines are shared, and
- *  what disturbs a turn disturbs both. PERI_PENDING: not with these threads. */
-static peri_status measure(int32_t c, const peri__tune_meter *meter, void *state, int32_t rounds)
+static int ascending(const void *a, const void *b)
 {
-    int64_t least[PERI_TUNE_WAYS] = {0};
-    int32_t wins[PERI_TUNE_WAYS] = {0}, ways = peri__tune_ways(c), usual = peri__tune_way(c, peri__tune_table[c].usual), best = usual;
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/** The number that @part (0..1) of @n numbers are less than; sorts them. */
+static double quantile(double *x, int32_t n, double part)
+{
+    qsort(x, (size_t)n, sizeof *x, ascending);
+    return n > 0 ? x[(int32_t)(part * n)] : 0;
+}
+
+/** What a measurement found. */
+typedef struct timing {
+    int64_t least[PERI_TUNE_WAYS];
+    int32_t wins[PERI_TUNE_WAYS]; /* turns in which a way was faster than both passes of the default beside it, by the margin */
+    double *ratio[PERI_TUNE_WAYS]; /* [rounds] its time over the lesser of theirs */
+    double *noise;                 /* [rounds * ways] the greater of theirs over the lesser, less 1 */
+    int32_t compared;
+} timing;
+
+/** The way to use: of those that won three of four turns, and in the median by more than the noise, the fastest; else the default. A
+ *  machine is shared: what disturbs it disturbs passes of the default as well, so it is in the noise, and it seldom meets both of those
+ *  around a pass without meeting that. */
+static int32_t chosen(timing *t, int32_t ways, int32_t usual, int32_t rounds, double *noise)
+{
+    int32_t best = usual;
+    double lead = 1;
+    *noise = quantile(t->noise, t->compared, 0.75);
+    double margin = MARGIN / 100.0, most = 1 - (*noise > margin ? *noise : margin);
+    for (int32_t w = 0; w < ways; w++) {
+        if (w == usual) continue;
+        double ratio = quantile(t->ratio[w], rounds, 0.5);
+        if (rounds < FIRST_ROUNDS || *noise * 100 > NOISY || 4 * t->wins[w] < 3 * rounds || ratio >= most || ratio >= lead) continue;
+        best = w;
+        lead = ratio;
+    }
+    return best;
+}
+
+/** Time all ways of choice @c in turns, each between two passes of the default. */
+static peri_status time_ways(int32_t c, const peri__tune_meter *meter, void *state, int32_t rounds, timing *t)
+{
+    int32_t ways = peri__tune_ways(c), usual = peri__tune_way(c, peri__tune_table[c].usual);
     for (int32_t r = 0; r < rounds; r++) {
-        int64_t beside = timed(c, usual, meter, state);
+        int64_t before = timed(c, usual, meter, state);
         for (int32_t w = 0; w < ways; w++) {
-            int64_t ns = w == usual || beside <= 0 ? beside : timed(c, w, meter, state);
-            if (ns <= 0) {
-                apply(c);
+            int64_t ns = w == usual || before <= 0 ? before : timed(c, w, meter, state);
+            int64_t after = w == usual || ns <= 0 ? before : timed(c, usual, meter, state);
+            if (ns <= 0 || after <= 0) {
                 if (ns == 0) return PERI_PENDING;
                 return peri__fail(PERI_EUNSUPPORTED, "%s=%s cannot be measured here", peri__tune_table[c].name,
                                   peri__tune_table[c].ways[w]);
             }
-            wins[w] += ns * 100 < beside * (100 - MARGIN);
-            if (r == 0 || ns < least[w]) least[w] = ns;
+            if (r == 0 || ns < t->least[w]) t->least[w] = ns;
+            if (w == usual) continue;
+            double beside = (double)peri__min(before, after);
+            t->ratio[w][r] = (double)ns / beside;
+            t->wins[w] += t->ratio[w][r] < 1 - MARGIN / 100.0;
+            t->noise[t->compared++] = (double)peri__max(before, after) / beside - 1;
+            if (after < t->least[usual]) t->least[usual] = after;
+            before = after;
         }
     }
-    for (int32_t w = 0; w < ways; w++)
-        if (4 * wins[w] >= 3 * rounds && least[w] < least[best]) best = w;
-    memcpy(now[c].ns, least, sizeof least);
-    now[c].got = best;
-    apply(c);
     return PERI_OK;
+}
+
+/** Measure choice @c, and use the way that it finds. PERI_PENDING: not with these threads. */
+static peri_status measure(int32_t c, const peri__tune_meter *meter, void *state, int32_t rounds)
+{
+    int32_t ways = peri__tune_ways(c), usual = peri__tune_way(c, peri__tune_table[c].usual);
+    timing t = {.noise = peri__alloc(sizeof(double) * 2 * (size_t)rounds * (size_t)ways)};
+    if (!t.noise) return PERI_ENOMEM;
+    for (int32_t w = 0; w < ways; w++) t.ratio[w] = t.noise + (size_t)rounds * (size_t)(ways + w);
+    peri_status status = time_ways(c, meter, state, rounds, &t);
+    if (status == PERI_OK) {
+        now[c].got = chosen(&t, ways, usual, rounds, &now[c].noise);
+        memcpy(now[c].ns, t.least, sizeof t.least);
+    }
+    peri__free(t.noise);
+    apply(c);
+    return status;
 }
 
 /** Measure those of a group's choices that nobody knows. Returns how many were. */
 static int32_t measure_group(int32_t group)
 {
     int32_t unknown = 0, found = 0;
+    double noise = 0;
     void *state = NULL;
     for (int32_t c = 0; c < PERI__TUNE_CHOICES; c++)
         unknown += peri__tune_table[c].group == group && now[c].given < 0 && now[c].kept < 0 && now[c].got < 0;
@@ -194,18 +255,24 @@ static int32_t measure_group(int32_t group)
         if (peri__tune_table[c].group == group && now[c].given < 0 && now[c].kept < 0 && now[c].got < 0) {
             status = measure(c, meters[group], state, FIRST_ROUNDS);
             found += status == PERI_OK;
+            noise = status == PERI_OK && now[c].noise > noise ? now[c].noise : noise;
         }
     meters[group]->close(state);
     if (status < 0) peri__log(PERI_LOG_WARN, "measuring %s: %s; the defaults stay", group_names[group], peri_error_message());
-    else peri__log(PERI_LOG_INFO, "measured %s in %.0f ms", group_names[group], (double)(peri_time_ns() - from) * 1e-6);
+    else {
+        peri__log(PERI_LOG_INFO, "measured %s in %.0f ms; passes of one way differed by %.0f %%", group_names[group],
+                  (double)(peri_time_ns() - from) * 1e-6, 100 * noise);
+        if (noise * 100 > NOISY)
+            peri__log(PERI_LOG_INFO, "measuring %s: other programs disturbed it; what was found is not kept", group_names[group]);
+    }
     return found;
 }
 
-/** What the file should hold. */
-static void lines_now(peri__tune_lines *lines)
+/** What the file should hold: of what was measured, or (@quiet) of that what was not disturbed. */
+static void lines_now(peri__tune_lines *lines, bool quiet)
 {
     for (int32_t c = 0; c < PERI__TUNE_CHOICES; c++) {
-        lines->way[c] = now[c].got;
+        lines->way[c] = quiet && now[c].noise * 100 > NOISY ? -1 : now[c].got;
         memcpy(lines->ns[c], now[c].ns, sizeof now[c].ns);
     }
 }
@@ -218,7 +285,7 @@ void peri__tune_need(int32_t group)
     if (!atomic_load(&settled[group])) {
         peri__tune_lines lines;
         if (measure_group(group)) {
-            lines_now(&lines);
+            lines_now(&lines, true);
             char why[256];
             if (!peri__tune_write(&lines, why, sizeof why)) peri__log(PERI_LOG_INFO, "choices are not kept: %s", why);
         }
@@ -248,6 +315,7 @@ peri_status peri_tune_describe(int32_t c, peri_tune_choice *out)
                               .measured = meters[peri__tune_table[c].group] != NULL};
     memcpy(out->ways, peri__tune_table[c].ways, sizeof out->ways);
     memcpy(out->ns, now[c].ns, sizeof out->ns);
+    out->noise = now[c].noise;
     return PERI_OK;
 }
 
@@ -296,7 +364,7 @@ peri_status peri_tune_save(void)
     peri__tune_lines lines;
     char why[256];
     load_once();
-    lines_now(&lines);
+    lines_now(&lines, false);
     if (peri__tune_write(&lines, why, sizeof why)) return PERI_OK;
     return peri__fail(PERI_EIO, "peri_tune_save: %s", why);
 }

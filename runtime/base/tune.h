@@ -35,6 +35,13 @@ typedef struct peri__tune_meter {
     void (*close)(void *state);
 } peri__tune_meter;
 
+/** Bytes of a working set that the caches do not hold: measurements are of rows in memory, and tables that are smaller do not need them. */
+static inline int64_t peri__tune_working_set(int64_t cache_bytes) { return peri__max(64 << 20, 2 * cache_bytes); }
+/** peri_cache_bytes for processors 0, 1, ... of which used[i] says whether they are this process's, by the files under @root. */
+int64_t peri__cache_bytes_of(const char *root, const bool *used, int32_t n);
+/** An error unless twice @bytes are free: what measures takes no memory that programs need. */
+peri_status peri__tune_room(size_t bytes);
+
 /** The meter of a group; static. Called before main. */
 void peri__tune_offer(int32_t group, const peri__tune_meter *meter);
 /** Before the first use that is large enough to care: measure what the group has that is neither given nor kept, once in a process, and

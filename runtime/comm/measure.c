@@ -23,6 +23,8 @@ typedef struct copies {
     int32_t threads;
     int64_t part;   /* bytes of a thread */
     int32_t choice; /* that is measured */
+    char *room[2];      /* where `from` and `to` are of the first pass */
+    int64_t turn, turns; /* passes copy other bytes, and begin anew only when the caches hold none of the first any more */
     int64_t past, rows, step;
     bool by_sender, fill;
     atomic_int failed;
@@ -41,15 +43,18 @@ static peri_status copies_open(void **state)
     *state = m;
     m->threads = (int32_t)peri__min(peri_threads(), MOST_THREADS);
     m->part = ALL_BYTES / m->threads & ~(int64_t)4095;
-    m->bytes = 2 * (size_t)ALL_BYTES + (size_t)(m->threads + 1) * HUGE_PAGE;
+    m->turns = peri__max(1, (peri__tune_working_set(peri_cache_bytes()) + 2 * ALL_BYTES - 1) / (2 * ALL_BYTES));
+    size_t half = (size_t)ALL_BYTES * (size_t)m->turns;
+    m->bytes = 2 * half + (size_t)(m->threads + 1) * HUGE_PAGE;
+    PERI_TRY(peri__tune_room(m->bytes));
     void *block = mmap(NULL, m->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (block == MAP_FAILED) return peri__fail(PERI_ENOMEM, "no memory for %zu bytes", m->bytes);
     m->block = block;
     madvise(block, m->bytes, MADV_HUGEPAGE);
     peri__parallel_for(64, 1, zero_range, m);
-    m->from = m->block;
-    m->to = m->from + ALL_BYTES;
-    m->bounce = (char *)(((uintptr_t)m->to + ALL_BYTES + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1));
+    m->from = m->room[0] = m->block;
+    m->to = m->room[1] = m->from + half;
+    m->bounce = (char *)(((uintptr_t)m->to + half + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1));
     return PERI_OK;
 }
 
@@ -134,6 +139,9 @@ static int64_t copies_pass(void *state, int32_t choice)
 {
     copies *m = state;
     m->choice = choice;
+    int64_t at = choice == PERI__TUNE_copy_by ? 0 : m->turn++ % m->turns * ALL_BYTES;
+    m->from = m->room[0] + at;
+    m->to = m->room[1] + at;
     m->past = choice == PERI__TUNE_copy_block ? 1 : peri__tune(PERI__TUNE_copy_past);
     m->step = peri__tune(PERI__TUNE_copy_block);
     m->rows = peri__tune(PERI__TUNE_copy_rows);

@@ -7,9 +7,10 @@
 
 #include <sys/mman.h>
 
-/* A table of 64 MiB; rows of 128 columns; bags and ids of a pass; sets of them, which take turns. */
-enum { ROWS = 1 << 17, COLS = 128, BAGS = 512, LENGTH = 20, IDS = BAGS * LENGTH, SETS = 8 };
-enum { OUT_TURNS = 32, GRAD_STRIDE = 1024, SORT_KEYS = 1 << 14, PAYLOAD_BITS = 40, SORT_BITS = 9, CHUNKS = 128 };
+/* Rows of 128 columns; bags and ids of a pass. The table has more rows than the caches hold, and sets of ids take turns, so that a row is
+ * not asked for again before all others were: otherwise the rows of a few sets would be in the caches, whatever the table has. */
+enum { COLS = 128, BAGS = 512, LENGTH = 20, IDS = BAGS * LENGTH, ROW_BYTES = COLS * 4, OUT_BYTES = BAGS * ROW_BYTES };
+enum { LEAST_OUT_TURNS = 32, GRAD_STRIDE = 1024, SORT_KEYS = 1 << 14, PAYLOAD_BITS = 40, SORT_BITS = 9, CHUNKS = 128 };
 
 peri_k_tbe_reach peri__tbe_reach_lookup(void)
 {
@@ -28,9 +29,8 @@ peri_k_tbe_reach peri__tbe_reach_update(void)
 
 void peri__tbe_reach_need(const peri_tbe *tbe)
 {
-    enum { LARGE = 64 << 20 }; /* bytes of weights: below, caches hold most of them */
     int64_t element = peri__tbe_bytes(tbe->dtype) ? 1 : peri_dtype_size(tbe->dtype);
-    if (tbe->total_elements * element < LARGE || !peri_device_host_access(tbe->device)) return;
+    if (tbe->total_elements * element < peri__tune_working_set(peri_cache_bytes()) || !peri_device_host_access(tbe->device)) return;
     peri__tune_need(PERI__TUNE_LOOKUP);
     if (tbe->optimizer.kind == PERI_TBE_NONE) return;
     peri__tune_need(PERI__TUNE_UPDATE);
@@ -50,10 +50,23 @@ typedef struct bench {
     peri_k_tbe_block list;
     peri_k_tbe_span spans[2];
     int64_t n, updated, turn;
+    int64_t rows, sets, outs; /* rows of the table, a power of two; sets of ids; results, which take turns too */
+    int32_t bits;             /* of a row's number */
     bool narrow; /* the table holds f16 now */
 } bench;
 
 static uint64_t mix(uint64_t x) { return peri__hash_mix(7, x); }
+
+/** A number of @bits bits for each number of so many: another for each, in no order that hardware sees. */
+static uint64_t scattered(uint64_t x, int32_t bits)
+{
+    uint64_t mask = ((uint64_t)1 << bits) - 1;
+    for (int32_t i = 0; i < 3; i++) {
+        x ^= x >> bits / 2;
+        x = x * 0x9e3779b97f4a7c15u & mask;
+    }
+    return x ^ x >> bits / 2;
+}
 
 typedef struct fill {
     char *at;
@@ -76,13 +89,18 @@ static void *cut(bench *b, size_t bytes)
 
 static void lay_out(bench *b)
 {
+    int64_t cache = peri_cache_bytes();
+    for (b->bits = 17; (int64_t)ROW_BYTES << b->bits < peri__tune_working_set(cache); b->bits++) {}
+    b->rows = (int64_t)1 << b->bits;
+    b->sets = b->rows / IDS;
+    b->outs = peri__max(LEAST_OUT_TURNS, cache / OUT_BYTES + 1);
     b->bytes = 0;
-    b->weight = cut(b, sizeof(float) * ROWS * COLS);
-    b->momentum = cut(b, sizeof(float) * ROWS);
+    b->weight = cut(b, (size_t)b->rows * ROW_BYTES);
+    b->momentum = cut(b, sizeof(float) * (size_t)b->rows);
     b->grad = cut(b, sizeof(float) * BAGS * GRAD_STRIDE);
-    b->out = cut(b, sizeof(float) * BAGS * COLS * OUT_TURNS);
+    b->out = cut(b, (size_t)b->outs * OUT_BYTES);
     b->scratch = cut(b, sizeof(float) * CHUNKS * (PERI_K_TBE_SCRATCH_ROWS * COLS + PERI_K_TBE_SCRATCH_MORE));
-    b->ids = cut(b, sizeof(int64_t) * IDS * SETS);
+    b->ids = cut(b, sizeof(int64_t) * IDS * (size_t)b->sets);
     b->offsets = cut(b, sizeof(int64_t) * (BAGS + 1));
     b->room = cut(b, sizeof(uint64_t) * SORT_KEYS * 2);
     b->counts = cut(b, sizeof(uint32_t) * ((size_t)CHUNKS << SORT_BITS));
@@ -101,23 +119,24 @@ static peri_status bench_open(void **state)
     if (!b) return PERI_ENOMEM;
     *state = b;
     lay_out(b);
+    PERI_TRY(peri__tune_room(b->bytes));
     void *block = mmap(NULL, b->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (block == MAP_FAILED) return peri__fail(PERI_ENOMEM, "no memory for %zu bytes", b->bytes);
     b->block = block;
     madvise(block, b->bytes, MADV_HUGEPAGE);
     peri__parallel_for(64, 1, zero_range, &(fill){b->block, b->bytes});
     lay_out(b);
-    for (int64_t i = 0; i < IDS * SETS; i++) b->ids[i] = (int64_t)(mix((uint64_t)i) % ROWS);
+    for (int64_t i = 0; i < IDS * b->sets; i++) b->ids[i] = (int64_t)scattered((uint64_t)i, b->bits);
     for (int64_t i = 0; i <= BAGS; i++) b->offsets[i] = i * LENGTH;
     for (int64_t i = 0; i < BAGS * GRAD_STRIDE; i++) b->grad[i] = (float)(i % 17 - 8) / 64;
-    b->table = (peri_k_tbe_table){.rows = ROWS, .cols = COLS, .stride = COLS};
+    b->table = (peri_k_tbe_table){.rows = b->rows, .cols = COLS, .stride = COLS};
     b->list = (peri_k_tbe_block){.bags = BAGS, .out_stride = COLS};
     return PERI_OK;
 }
 
 static peri_k_tbe_list list_of(bench *b)
 {
-    return (peri_k_tbe_list){.ids = b->ids + b->turn++ % SETS * IDS, .offsets = b->offsets, .tables = &b->table, .blocks = &b->list,
+    return (peri_k_tbe_list){.ids = b->ids + b->turn++ % b->sets * IDS, .offsets = b->offsets, .tables = &b->table, .blocks = &b->list,
                                .spans = b->spans, .n_ids = IDS, .n_bags = BAGS, .n_tables = 1, .n_blocks = 1, .capacity = IDS,
                                .ids_dtype = PERI_I64, .offsets_dtype = PERI_I64};
 }
@@ -145,7 +164,7 @@ static int64_t lookup_pass(void *state, int32_t choice)
 {
     bench *b = state;
     peri_k_tbe_forward_args args = {.list = list_of(b), .weight = b->weight, .weight_dtype = PERI_F32, .out_dtype = PERI_F32,
-                                    .out = b->out + b->turn % OUT_TURNS * BAGS * COLS, .chunks = CHUNKS, .reach = peri__tbe_reach_lookup()};
+                                    .out = b->out + b->turn % b->outs * BAGS * COLS, .chunks = CHUNKS, .reach = peri__tbe_reach_lookup()};
     if (choice == PERI__TUNE_lookup_past && args.reach.past) args.reach.past = 1;
     launch_kernel(PERI_K_tbe_prepare, &(peri_k_tbe_prepare_args){.list = args.list}, 1, 1);
     int64_t from = peri_time_ns();
@@ -158,10 +177,9 @@ static int64_t lookup_pass(void *state, int32_t choice)
 /** Sorted keys of IDS distinct rows, another set each time: what comes from a batch in which few rows are there twice. */
 static void sorted_keys(bench *b)
 {
-    enum { STEP = ROWS / IDS };
-    uint64_t set = (uint64_t)(b->turn++ % SETS), *keys = b->room;
+    uint64_t set = (uint64_t)(b->turn++ % b->sets), step = (uint64_t)(b->rows / IDS), *keys = b->room;
     for (uint64_t i = 0; i < IDS; i++) {
-        uint64_t x = mix(set << 32 | i), row = i * STEP + x % STEP;
+        uint64_t x = mix(set << 32 | i), row = i * step + (set * 0x9e3779b1 + mix(i)) % step;
         keys[i] = row << PAYLOAD_BITS | (x >> 32) % BAGS * GRAD_STRIDE;
     }
 }
@@ -170,12 +188,12 @@ static int64_t update_pass(void *state, int32_t choice)
 {
     bench *b = state;
     bool narrow = choice == PERI__TUNE_update_near;
-    if (narrow && !b->narrow) peri__parallel_for(64, 1, zero_range, &(fill){(char *)b->weight, sizeof(float) * ROWS * COLS});
+    if (narrow && !b->narrow) peri__parallel_for(64, 1, zero_range, &(fill){(char *)b->weight, (size_t)b->rows * ROW_BYTES});
     b->narrow = b->narrow || narrow;
     b->n = IDS;
     sorted_keys(b);
     peri_k_tbe_update_args args = {
-        .rows = {.tables = &b->table, .n_tables = 1, .total_rows = ROWS, .weight = b->weight,
+        .rows = {.tables = &b->table, .n_tables = 1, .total_rows = b->rows, .weight = b->weight,
                  .weight_dtype = narrow ? PERI_F16 : PERI_F32, .momentum1 = b->momentum},
         .optimizer = {.kind = PERI_TBE_ROWWISE_ADAGRAD, .lr = 0.01f, .eps = 1e-8f, .stochastic = true, .iteration = (uint64_t)b->turn},
         .sorted = b->room, .n = &b->n, .grad = b->grad, .scratch = b->scratch,

@@ -103,6 +103,89 @@ describe("perilune calibrate --only machine", function()
     assert.equal("5000000\t5000000\t10000000\n", (shell.run(("%s run %s"):format(shell.perilune, script))))
   end)
 
+  --- Prices of simulated timings, on a machine of caches of so many bytes: what script(machine, t, target, list, times) prints. times: of
+  --- each probe as true prices have it, the bytes of rows in memory at `memory` GB/s, those in the caches for nothing.
+  local function simulated(cache, words)
+    local script = shell.write(folder .. "/simulated.lua", ([[
+      local machine, rates = require "perilune.launch.machine", require "perilune.launch.rates"
+      local plan, step = require "perilune.plan", require "perilune.plan.step"
+      local cache, copy = %d, 5e6 -- bytes a millisecond
+      local t = { world_size = 1, local_world_size = 1, rates = { copy = copy, products = 1e7 }, ddr_cap = 2 ^ 40, cache_bytes = cache,
+        core_cache_bytes = 2 ^ 20 }
+      local target = rates.target_of(nil, cache)
+      local list = machine.counted(t, {}, target)
+      local state = 1
+      local function noise(share)
+        state = (state * 16807) %% 2147483647
+        return 1 + share * state / 2147483647
+      end
+      --- cold: milliseconds of a byte of a row from memory; share: of noise, which makes times longer
+      local function times(cold, share)
+        local out = {}
+        for i, p in ipairs(list) do
+          local amounts, ms = step.amounts(p.ranks, plan.Topology(t)), { ms = 0 }
+          for _, way in ipairs { "forward", "backward" } do
+            local sum = 0
+            for unit, n in pairs(amounts[way]) do
+              sum = sum + n * (unit == "cold_row_byte" and cold or unit == "cold_row" and 0 or step.usual[way][unit] or 0)
+            end
+            ms[way] = sum * noise(share)
+            ms.ms = ms.ms + ms[way]
+          end
+          out[i] = ms
+        end
+        return out
+      end
+      %s]]):format(cache, words))
+    return (shell.run(("%s run %s 2>&1"):format(shell.perilune, script)))
+  end
+
+  it("measures of memory what caches of any size do not hold", function()
+    for _, cache in ipairs { 8e6, 32 * 2 ^ 20, 300e6, 1.2e9 } do
+      assert.equal("ok\n", simulated(cache, [[
+        assert(target.copied >= cache)
+        local cold = 0
+        for _, p in ipairs(list) do
+          local least = (p.probe.tables or 8) * p.probe.rows * p.probe.dim * 4
+          if least >= 48 * 2 ^ 20 then
+            cold = cold + 1
+            assert(least * target.cold >= 1.5 * math.max(cache, 1), p.probe.rows)
+          end
+        end
+        assert(cold > 8)
+        print "ok"]]), tostring(cache))
+    end
+  end)
+
+  it("never gives a price of rows that memory cannot keep, however noisy the timings", function()
+    for _, cache in ipairs { 32 * 2 ^ 20, 300e6 } do
+      assert.equal("ok\n", simulated(cache, [[
+        for _, share in ipairs { 0, 0.1, 0.5, 2 } do
+          local found = machine.prices(t, times(1 / (2 * copy), share), target)
+          for _, way in ipairs { "forward", "backward" } do
+            local rate = 1 / found.costs[way].cold_row_byte
+            assert(rate <= 3.001 * copy, rate)
+            if share == 0 then assert(math.abs(rate / (2 * copy) - 1) < 0.2, rate) end
+          end
+        end
+        print "ok"]]))
+    end
+  end)
+
+  it("refuses timings of rows that came faster than memory gives them", function()
+    for _, cache in ipairs { 32 * 2 ^ 20, 300e6 } do -- 203 GB/s where copies take 5
+      local out = simulated(cache, "print(pcall(machine.prices, t, times(1 / 203e6, 0), target))")
+      assert.matches("false.*calibrate: by these timings rows that no cache holds are %l+.- at [%d.e+]+ GB/s; copies take 5 GB/s, so memory "
+        .. "cannot .*: nothing is kept; measure again", out)
+      out = simulated(cache, [[
+        local fast = times(1 / 203e6, 0)
+        for i, p in ipairs(list) do fast[i].backward = fast[i].backward / 20 end
+        print(pcall(machine.prices, t, fast, target))]])
+      assert.matches("false.*calibrate: updates of %d+ ids of %d+ columns took .* ms, in which [%d.e+]+ GB/s of rows would have come that no "
+        .. "cache holds; copies take 5 GB/s, so memory cannot: nothing is kept; measure again", out)
+    end
+  end)
+
   it("says when other programs had processors meanwhile", function()
     local spin = shell.write(folder .. "/spin.sh", "while :; do :; done\n")
     local out, status = shell.run(('for i in $(seq $(nproc)); do sh %s & pids="$pids $!"; done; %s calibrate --only machine --seconds 1 '

@@ -115,7 +115,7 @@ static void follows_the_times(void **state)
         for (int w = 0; w < PERI_TUNE_WAYS && x.ways[w]; w++) {
             for (int k = 0; k < PERI_TUNE_WAYS; k++) fake.told[c][k] = 100000 + 1000 * k;
             fake.told[c][w] = 60000;
-            assert_ok(peri_tune_measure(x.name, 4));
+            assert_ok(peri_tune_measure(x.name, 5));
             peri_tune_choice got = described(c);
             assert_string_equal(got.ways[got.way], x.ways[w]);
             assert_int_equal(got.source, PERI_TUNE_MEASURED);
@@ -248,9 +248,125 @@ static void damage_is_seen(void **state)
     assert_int_equal(described(PERI__TUNE_lookup_order).source, PERI_TUNE_KEPT);
 }
 
+/** A machine that a meter is on: passes take what is true of their way, and more while another program runs, for spells of some passes. */
+static struct {
+    double truth[PERI_TUNE_WAYS];
+    double jitter, slowdown, drift;
+    int32_t spell, pause, left; /* passes of the other program, and between; of what is on now */
+    bool busy;
+    uint64_t seed, passes;
+} machine;
+
+static double drawn(void)
+{
+    machine.seed = machine.seed * 6364136223846793005u + 1442695040888963407u;
+    return (double)(machine.seed >> 33) / (double)(1u << 31);
+}
+
+static int64_t simulated_pass(void *state, int32_t choice)
+{
+    peri_tune_choice c;
+    (void)state;
+    assert_ok(peri_tune_describe(choice, &c));
+    if (machine.left-- <= 0) {
+        machine.busy = !machine.busy;
+        machine.left = (int32_t)(drawn() * 2 * (machine.busy ? machine.spell : machine.pause));
+    }
+    double ns = machine.truth[c.way] * (1 + machine.jitter * drawn()) * (1 + machine.drift * (double)machine.passes++);
+    return (int64_t)(machine.busy ? ns * (1 + machine.slowdown * drawn()) : ns);
+}
+
+static void never_slower_than_the_default(void **state)
+{
+    (void)state;
+    static const peri__tune_meter simulated = {fake_open, simulated_pass, fake_close};
+    static const int32_t rounds[] = {1, 5, 15};
+    int32_t found = 0, quiet = 0;
+    peri__tune_offer(PERI__TUNE_LOOKUP, &simulated);
+    for (uint64_t trial = 0; trial < 3000; trial++) {
+        memset(&machine, 0, sizeof machine);
+        machine.seed = trial * 2654435761u + 7;
+        int32_t usual = described(PERI__TUNE_lookup_prefetch).usual, best = usual;
+        bool disturbed = trial % 4 != 0;
+        for (int w = 0; w < PERI_TUNE_WAYS; w++) machine.truth[w] = 1e6 * (0.85 + 0.3 * drawn());
+        for (int w = 0; w < peri__tune_ways(PERI__TUNE_lookup_prefetch); w++)
+            if (machine.truth[w] < machine.truth[best]) best = w;
+        machine.jitter = 0.01 + (disturbed ? 0.05 * drawn() : 0);
+        machine.drift = (drawn() - 0.5) * 2e-4; /* a clock that changes */
+        machine.slowdown = disturbed ? 3 * drawn() : 0;
+        machine.spell = 1 + (int32_t)(drawn() * 30);
+        machine.pause = 1 + (int32_t)(drawn() * 60);
+        assert_ok(peri_tune_measure("lookup_prefetch", rounds[trial % 3]));
+        peri_tune_choice got = described(PERI__TUNE_lookup_prefetch);
+        if (machine.truth[got.way] > machine.truth[usual])
+            fail_msg("trial %d: way %s takes %.0f, the default %.0f, at a noise of %.3f", (int)trial, got.ways[got.way],
+                     machine.truth[got.way], machine.truth[usual], got.noise);
+        assert_true(got.noise >= 0 && (disturbed || got.noise < 0.03));
+        if (disturbed || trial % 3 == 0 || machine.truth[best] > 0.93 * machine.truth[usual]) continue;
+        quiet++;
+        found += machine.truth[got.way] < 1.02 * machine.truth[best];
+    }
+    assert_true(quiet > 100);
+    assert_int_equal(found, quiet); /* where nothing disturbs, a way that is 7 % faster is found */
+}
+
+static void what_was_disturbed_is_not_kept(void **state)
+{
+    (void)state;
+    static const peri__tune_meter simulated = {fake_open, simulated_pass, fake_close};
+    peri__tune_offer(PERI__TUNE_UPDATE, &simulated);
+    memset(&machine, 0, sizeof machine);
+    for (int w = 0; w < PERI_TUNE_WAYS; w++) machine.truth[w] = 1e6;
+    machine.slowdown = 8;
+    machine.spell = machine.pause = 1;
+    peri__tune_need(PERI__TUNE_UPDATE);
+    assert_true(described(PERI__TUNE_update_prefetch).noise > 0.25);
+    assert_int_equal(described(PERI__TUNE_update_prefetch).way, described(PERI__TUNE_update_prefetch).usual);
+    peri__tune_reload();
+    assert_int_equal(described(PERI__TUNE_update_prefetch).source, PERI_TUNE_DEFAULT);
+    machine.slowdown = 0;
+    peri__tune_need(PERI__TUNE_UPDATE);
+    peri__tune_reload();
+    assert_int_equal(described(PERI__TUNE_update_prefetch).source, PERI_TUNE_KEPT);
+}
+
+static void put(const char *root, int cpu, int index, int level, const char *size, const char *shared)
+{
+    char command[1024];
+    snprintf(command, sizeof command,
+             "d=%s/cpu%d/cache/index%d; mkdir -p $d && echo %d > $d/level && echo %s > $d/size && echo %s > $d/shared_cpu_list", root, cpu,
+             index, level, size, shared);
+    assert_int_equal(system(command), 0);
+}
+
+static void working_sets_are_larger_than_the_caches(void **state)
+{
+    (void)state;
+    const bool all[8] = {true, true, true, true, true, true, true, true}, some[8] = {false, true, false, true};
+    char root[300];
+    snprintf(root, sizeof root, "%s/none", folder);
+    assert_int_equal(peri__cache_bytes_of(root, all, 8), 32 << 20);
+    snprintf(root, sizeof root, "%s/cpus", folder);
+    for (int cpu = 0; cpu < 8; cpu++) { /* two chips of four processors, a last cache each */
+        put(root, cpu, 0, 1, "32K", "x");
+        put(root, cpu, 3, 3, "300M", cpu < 4 ? "0-3" : "4-7");
+        put(root, cpu, 2, 2, "2048K", "x");
+    }
+    assert_int_equal(peri__cache_bytes_of(root, all, 8), (int64_t)600 << 20);
+    assert_int_equal(peri__cache_bytes_of(root, some, 8), (int64_t)300 << 20); /* of the first chip alone */
+    assert_int_equal(peri__tune_working_set(0), 64 << 20);
+    for (int64_t cache = 1 << 20; cache < (int64_t)1 << 33; cache *= 3) assert_true(peri__tune_working_set(cache) >= 2 * cache);
+    assert_true(peri_cache_bytes() > 0);
+    assert_fails(peri__tune_room((size_t)1 << 50), PERI_ENOMEM, "half of what is free");
+    assert_ok(peri__tune_room(1 << 20));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(never_slower_than_the_default, fresh),
+        cmocka_unit_test_setup(what_was_disturbed_is_not_kept, fresh),
+        cmocka_unit_test_setup(working_sets_are_larger_than_the_caches, fresh),
         cmocka_unit_test_setup(numbers_of_ways, fresh),        cmocka_unit_test_setup(follows_the_times, fresh),
         cmocka_unit_test_setup(measured_once_and_kept, fresh), cmocka_unit_test_setup(given_goes_first, fresh),
         cmocka_unit_test_setup(damage_is_seen, fresh),         cmocka_unit_test_setup_teardown(failures_leave_the_default, fresh, gone),

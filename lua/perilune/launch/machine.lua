@@ -98,15 +98,27 @@ local function entry_of(probe, t, topology)
   return plan.table_wise(probe.one_rank and 0 or (t - 1) % topology.world_size)
 end
 
---- What a probe measures, with @scale times its samples and rows: { model =, plan =, constraints =, batch_size = }.
-local function described(probe, topology, scale)
-  local tables, entries, constraints = {}, {}, {}
+--- How many tables a probe has.
+local function tables_of(probe, topology)
+  if probe.sharding == "apart" then return 1 + topology.world_size - topology.local_world_size end
+  return math.max(probe.tables or TABLES, topology.world_size)
+end
+
+local COLD = 1.5 * 32 * 2 ^ 20 -- bytes of a probe's tables (without a scale) from which on caches of 32 MiB do not hold them
+
+--- Whether a probe is about rows that caches do not hold.
+local function is_cold(probe) return not probe.device and (probe.tables or TABLES) * probe.rows * probe.dim * 4 >= COLD end
+
+--- What a probe measures, with target.scale times its samples and rows, and target.cold times the rows if it is cold: { model =, plan =,
+--- constraints =, batch_size = }.
+local function described(probe, topology, target)
+  local tables, entries, constraints, scale = {}, {}, {}, target.scale
   local function scaled(n) return math.max(1, math.floor(n * scale)) end
-  local n = math.max(probe.tables or TABLES, topology.world_size)
-  if probe.sharding == "apart" then n = 1 + topology.world_size - topology.local_world_size end
+  local rows = scaled(probe.rows * (target.cold and is_cold(probe) and target.cold or 1))
+  local n = tables_of(probe, topology)
   for t = 1, n do
     local name = "t" .. t
-    tables[t] = { name = name, num_embeddings = scaled(probe.rows), embedding_dim = probe.dim, feature_names = { "f" .. t },
+    tables[t] = { name = name, num_embeddings = rows, embedding_dim = probe.dim, feature_names = { "f" .. t },
       data_type = probe.data_type or "FP32" }
     entries[name], constraints[name] = entry_of(probe, t, topology), plan.ParameterConstraints { pooling_factors = { probe.ids } }
   end
@@ -134,7 +146,7 @@ local PASSES = 2 -- over all probes: what disturbs a machine for seconds does no
 
 --- Run a probe. Returns milliseconds: { ms =, forward =, backward = }.
 local function run(probe, topology, group, world, seconds, target)
-  local args = described(probe, topology, target.scale)
+  local args = described(probe, topology, target)
   args.group, args.beside, args.device = group, world, target.device
   local prepared = measure.prepare(args)
   local best, from = { ms = math.huge }, now()
@@ -158,13 +170,13 @@ end
 
 --- What was counted of all probes: a list of { ranks = (step.by_rank), ms = what it took, one_host = of the ranks of one host }. args: a
 --- Topology's; times: of all ranks; times.host: of those of one host, if there are several.
-local function counted(args, times, scale)
+local function counted(args, times, target)
   local list = {}
   local function add(topology, own_times, alone)
     for i, probe in ipairs(probes_of(topology)) do
-      local p = described(probe, topology, scale)
+      local p = described(probe, topology, target)
       local options, placement = step.of_plan(p.plan, p.model, topology, p.batch_size, p.constraints)
-      list[#list + 1] = { ranks = step.by_rank(options, placement, topology), ms = own_times[i], one_host = alone }
+      list[#list + 1] = { ranks = step.by_rank(options, placement, topology), ms = own_times[i], one_host = alone, probe = probe }
     end
   end
   add(plan.Topology(args), times, false)
@@ -172,8 +184,9 @@ local function counted(args, times, scale)
   return list
 end
 
---- Prices by which sums of the probes' milliseconds are nearest to what they took; by direction, with the mean relative errors.
-local function solved(args, list)
+--- Prices by which sums of the probes' milliseconds are nearest to what they took; by direction, with the mean relative errors. free: those
+--- of rows in memory may be less than memory can give.
+local function solved(args, list, free)
   local topology, host, costs, off, rows = plan.Topology(args), one_host(args), {}, {}, { forward = {}, backward = {} }
   local amounts = util.map(list, function(probe) return step.amounts(probe.ranks, probe.one_host and host or topology) end)
   for n, probe in ipairs(list) do
@@ -181,6 +194,8 @@ local function solved(args, list)
   end
   -- what crosses hosts takes what the links take; within a host it is memory, whose rate depends on what the caches have
   local known = { far = 1 }
+  -- a copied byte is read, its place is read, and it is written: no row comes from memory faster than that
+  local lowest = not args.compute_device and not free and { cold_row_byte = 1 / (3 * args.rates.copy) } or nil
   for round = 1, topology.world_size > topology.local_world_size and ROUNDS or 1 do -- with what passes at once by the prices found before
     for n, probe in ipairs(round > 1 and list or {}) do
       if not probe.one_host then
@@ -188,7 +203,7 @@ local function solved(args, list)
         for way in util.ordered(rows) do amounts[n][way].far = far[way] end
       end
     end
-    for way, of_way in util.ordered(rows) do costs[way], off[way] = fit.least(of_way, step.units, known) end
+    for way, of_way in util.ordered(rows) do costs[way], off[way] = fit.least(of_way, step.units, known, lowest) end
   end
   off.steps = #list
   return costs, off
@@ -212,10 +227,47 @@ local function measured(topology, group, world, seconds, times, tell, target)
   return times
 end
 
+M.counted = counted -- for specs: what probes are, without a measurement
+
+local PASSES_OF_MEMORY = 6 -- more bytes of rows for each that is copied, which memory reads and writes, no memory gives
+
+--- An error if a probe's rows came faster than memory can give them: its tables are larger than the caches, so then something else was
+--- measured, and prices of it would make plans that no machine keeps. t: a Topology's arguments, with rates.copy; list: of `counted`.
+function M.check_sums(t, list)
+  local topology, host = plan.Topology(t), one_host(t)
+  for _, p in ipairs(list) do
+    local amounts = step.amounts(p.ranks, p.one_host and host or topology)
+    for _, way in ipairs { "forward", "backward" } do
+      local rate = amounts[way].cold_row_byte / p.ms[way]
+      if rate > PASSES_OF_MEMORY * t.rates.copy then
+        peri.ffi.fail(("calibrate: %s of %d ids of %d columns took %.3g ms, in which %.3g GB/s of rows would have come that no cache "
+          .. "holds; copies take %.3g GB/s, so memory cannot: nothing is kept; measure again"):format(
+          way == "forward" and "lookups" or "updates", p.probe.ids, p.probe.dim, p.ms[way], rate / 1e6, t.rates.copy / 1e6))
+      end
+    end
+  end
+end
+
+local CONTRADICTION = 0.1 -- of the mean relative error
+
+--- An error if timings are explained by rows that come faster than memory gives them, and not by prices that memory can keep. best: what
+--- M.prices found; free, off: the prices without that bound, and their errors.
+function M.check_prices(t, best, free, off)
+  for _, way in ipairs { "forward", "backward" } do
+    if best.off[way] - off[way] > CONTRADICTION then
+      peri.ffi.fail(("calibrate: by these timings rows that no cache holds are %s at %.3g GB/s; copies take %.3g GB/s, so memory cannot "
+        .. "(prices that it can keep are %.0f %% off, not %.0f %%): nothing is kept; measure again"):format(
+        way == "forward" and "looked up" or "updated", 1e-6 / math.max(free[way].cold_row_byte or 0, 1e-12), t.rates.copy / 1e6,
+        100 * best.off[way], 100 * off[way]))
+    end
+  end
+end
+
 --- Prices of all units by the probes' times, and bytes of the caches as they act, others being there too: of some parts of the last one
 --- that which explains the probes best.
-function M.prices(t, times, scale)
-  local list, best = counted(t, times, scale or 1), nil
+function M.prices(t, times, target)
+  local list, best = counted(t, times, target), nil
+  if not t.compute_device then M.check_sums(t, list) end
   for part = 0, 6 do
     for times_own = -1, 2 do
       local own = util.copy(t)
@@ -224,10 +276,11 @@ function M.prices(t, times, scale)
       local costs, off = solved(own, list)
       local sum = off.forward + off.backward
       if not best or sum < best.sum then
-        best = { sum = sum, costs = costs, off = off, cache_bytes = own.cache_bytes, core_cache_bytes = own.core_cache_bytes }
+        best = { sum = sum, costs = costs, off = off, cache_bytes = own.cache_bytes, core_cache_bytes = own.core_cache_bytes, own = own }
       end
     end
   end
+  if not t.compute_device then M.check_prices(t, best, solved(best.own, list, true)) end
   return best
 end
 
@@ -249,9 +302,22 @@ local function memory(group)
   return -most(group, -bytes)
 end
 
---- Bytes of a cache of this host: "index3" is the last one of most, "index2" a processor's own.
-local function cache_bytes(last)
-  for level = last, 1, -1 do
+--- An error if a host has no room for tables that its caches do not hold: before all the work.
+local function check_room(topology, target)
+  local room, largest = topology.ddr_cap * topology.local_world_size / 2, 0
+  for _, probe in ipairs(probes_of(topology)) do
+    local t = described(probe, topology, target).model[1].tables
+    largest = math.max(largest, #t * t[1].num_embeddings * probe.dim * 4 / topology.world_size * topology.local_world_size)
+  end
+  if largest > room then
+    peri.ffi.fail(("calibrate: caches of %.0f MiB are to be measured beside tables of %.0f MiB, more than half of this host's memory"):format(
+      topology.cache_bytes / 2 ^ 20, largest / 2 ^ 20))
+  end
+end
+
+--- Bytes of a cache that is a processor's own.
+local function core_cache_bytes()
+  for level = 3, 1, -1 do
     local file = io.open(("/sys/devices/system/cpu/cpu0/cache/index%d/size"):format(level - 1))
     local text = file and file:read "*l"
     if file then file:close() end
@@ -286,7 +352,8 @@ function M.topology(args)
   local group, tell, seconds, before = args.group, args.tell or function() end, args.seconds or 20, args.before
   local n, host = group:size(), group.local_size
   check_hosts(group)
-  local target = rates.target_of(args.device)
+  local caches = tonumber(C.peri_cache_bytes())
+  local target = rates.target_of(args.device, caches)
   local t = { world_size = n, local_world_size = host, rates = {}, ddr_cap = math.floor(memory(group)) }
   if args.device then
     t.compute_device, t.hbm_cap = "cuda", device_memory(group, args.device)
@@ -294,7 +361,8 @@ function M.topology(args)
     t.hbm_to_ddr_mem_bw = rates.bus_rate(group, 3, target)
   else
     t.processors, t.threads, t.choices = math.min(launcher.cpus(), 2 ^ 20), peri.ffi.C.peri_threads(), args.choices
-    t.cache_bytes, t.core_cache_bytes = cache_bytes(4), cache_bytes(3)
+    t.cache_bytes, t.core_cache_bytes = caches, math.min(core_cache_bytes(), caches)
+    check_room(plan.Topology(t), target)
   end
   rates.bare(group, t, before and before.bare, tell, target)
   local found = { bare = util.copy(t) }
@@ -307,7 +375,7 @@ function M.topology(args)
   end
   tell(0, 1, "prices")
   local made = peri.dist.collective_utils.invoke_on_rank_and_broadcast_result(group, 0, function() -- one topology on all ranks
-    local best = M.prices(t, found.times, target.scale)
+    local best = M.prices(t, found.times, target)
     local ahead, back = best.costs.forward, best.costs.backward
     t.costs, t.cache_bytes, t.core_cache_bytes = best.costs, best.cache_bytes, best.core_cache_bytes
     t.rates.gather = M.rate(ahead.id_byte + ahead.cold_row_byte, t.rates.copy)

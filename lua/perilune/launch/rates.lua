@@ -30,10 +30,16 @@ end
 local SIDE = 384          -- of a processor's matrices
 local PROBE_SCALE = 32
 
+local USUAL_CACHE = 32 * 2 ^ 20 -- bytes of caches of which probes and copies without a scale are larger
+
 --- What is measured: { device = (nil: the processor), copied = bytes of a copy, side = of matrices, scale = of probes' samples and rows,
---- dense_scale = of the sizes of networks }.
-function M.target_of(device)
-  if not device then return { copied = 32 * 2 ^ 20, side = SIDE, scale = 1 } end
+--- cold = of the rows of probes that caches do not hold, dense_scale = of the sizes of networks }. cache_bytes: of a processor's caches; what
+--- is to be of memory is larger, whatever they have.
+function M.target_of(device, cache_bytes)
+  if not device then
+    local times = math.max(1, cache_bytes / USUAL_CACHE)
+    return { copied = math.ceil(times) * USUAL_CACHE, side = SIDE, scale = 1, cold = times }
+  end
   if device:match "^cuda:?%d*$" then return { device = device, copied = 2 ^ 29, side = 8192, scale = PROBE_SCALE, dense_scale = 1 } end
   return { device = device, copied = 2 ^ 16, side = 32, scale = 1 / 16, dense_scale = 1 / 64 } -- a pretended one
 end

@@ -47,6 +47,8 @@ local usual = {
     replica_byte = 5e-7, state_row = 5e-6, state_byte = 5e-8, cold_state_byte = 1e-7, near = 1, far = 1 },
 }
 
+M.usual = usual
+
 local function price(costs, way, unit)
   local list = costs and costs[way] or usual[way]
   return list[unit] or 0

@@ -5,34 +5,10 @@
 #include "tier.h"
 
 #include <math.h>
-#include <stdio.h>
 
 enum { DEVICE_WAYS = 64 }; /* of caches in a device's own memory: docs/cuda.md says why */
 
 /* -- sizes ------------------------------------------------------------------------------------------------------------------------- */
-
-/** A number of bytes from the first line of a file that begins with @key; -1: there is none. */
-static int64_t bytes_from(const char *path, const char *key, int64_t unit)
-{
-    char line[256];
-    long long value;
-    int64_t found = -1;
-    FILE *file = fopen(path, "r");
-    if (!file) return -1;
-    while (found < 0 && fgets(line, sizeof line, file))
-        if (!strncmp(line, key, strlen(key)) && sscanf(line + strlen(key), "%lld", &value) == 1) found = value * unit;
-    fclose(file);
-    return found;
-}
-
-/** Memory that can be had without pushing others out: of the machine, or of this container if that is less. */
-static int64_t available_memory(void)
-{
-    int64_t machine = bytes_from("/proc/meminfo", "MemAvailable:", 1024);
-    int64_t most = bytes_from("/sys/fs/cgroup/memory.max", "", 1), used = bytes_from("/sys/fs/cgroup/memory.current", "", 1);
-    if (machine < 0) machine = INT64_MAX / 2;
-    return most > 0 && used >= 0 ? peri__min(machine, peri__max(0, most - used)) : machine;
-}
 
 static peri_status check_params(const peri_tbe_config *c)
 {
@@ -61,7 +37,7 @@ static peri_status check_params(const peri_tbe_config *c)
 /** Of the memory that a device's tables are in: bytes that can be had. */
 static peri_status memory_for_caches(peri_device *device, int64_t reserved, int64_t *available)
 {
-    if (peri_device_host_access(device)) *available = available_memory();
+    if (peri_device_host_access(device)) *available = peri__available_memory();
     else PERI_TRY(peri_device_memory(device, available));
     if (*available > 0 && !peri_device_host_access(device)) *available -= *available / 8; /* for batches, and for rows on their way */
     if (*available < 0 && reserved > 0)
@@ -242,7 +218,7 @@ peri_status peri__tier_open(peri_tbe *tbe, const peri_tbe_config *c)
         tier->n_tables = 0;
         return PERI_ENOMEM;
     }
-    int64_t available = available_memory();
+    int64_t available = peri__available_memory();
     for (int64_t i = 0; i < c->n_tables; i++) PERI_TRY(open_table(tier, c, i, &available));
     PERI_TRY(peri__tier_adopt(tier));
     tier->open = true;

@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * caches.c: the caches of this process's processors, and the memory that is free, as Linux tells them.
+ */
+#include "tune.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { MOST_PROCESSORS = 4096, MOST_CACHES = 512, LEVELS = 8, USUAL = 32 << 20 };
+
+/** The first line of a file under the folder of processor @cpu's cache number @index. */
+static bool line_of(const char *root, int32_t cpu, int32_t index, const char *name, char *text, int len)
+{
+    char path[512];
+    snprintf(path, sizeof path, "%s/cpu%d/cache/index%d/%s", root, cpu, index, name);
+    FILE *f = fopen(path, "re");
+    if (!f) return false;
+    bool found = fgets(text, len, f) != NULL;
+    fclose(f);
+    return found;
+}
+
+/** Bytes of "32768K". */
+static int64_t bytes_of(const char *text)
+{
+    char *unit;
+    int64_t n = strtoll(text, &unit, 10);
+    return *unit == 'K' ? n << 10 : *unit == 'M' ? n << 20 : *unit == 'G' ? n << 30 : n;
+}
+
+/** The cache of the last level that processor @cpu has: its bytes (0: nobody says), and a hash of the processors that share it. */
+static int64_t last_of(const char *root, int32_t cpu, uint64_t *shared)
+{
+    char text[1024];
+    int64_t bytes = 0, deepest = 0;
+    for (int32_t index = 0; index < LEVELS; index++) {
+        if (!line_of(root, cpu, index, "level", text, sizeof text)) continue;
+        int64_t level = strtoll(text, NULL, 10);
+        if (level < deepest || !line_of(root, cpu, index, "size", text, sizeof text)) continue;
+        deepest = level;
+        bytes = bytes_of(text);
+        *shared = (uint64_t)cpu << 32; /* nobody says who shares it: it is this processor's */
+        if (!line_of(root, cpu, index, "shared_cpu_list", text, sizeof text)) continue;
+        *shared = 0;
+        for (const char *c = text; *c; c++) *shared = *shared * 1099511628211u + (unsigned char)*c + 1;
+    }
+    return bytes;
+}
+
+int64_t peri__cache_bytes_of(const char *root, const bool *used, int32_t n)
+{
+    uint64_t known[MOST_CACHES], shared = 0;
+    int32_t caches = 0;
+    int64_t sum = 0;
+    for (int32_t cpu = 0; cpu < n && caches < MOST_CACHES; cpu++) {
+        int64_t bytes = used[cpu] ? last_of(root, cpu, &shared) : 0;
+        bool counted = bytes <= 0;
+        for (int32_t i = 0; i < caches && !counted; i++) counted = known[i] == shared;
+        if (counted) continue;
+        known[caches++] = shared;
+        sum += bytes;
+    }
+    return sum > 0 ? sum : USUAL;
+}
+
+int64_t peri_cache_bytes(void)
+{
+    static _Atomic int64_t found;
+    int64_t bytes = atomic_load_explicit(&found, memory_order_relaxed);
+    if (bytes > 0) return bytes;
+    bool used[MOST_PROCESSORS] = {false};
+    cpu_set_t *set = CPU_ALLOC(MOST_PROCESSORS);
+    size_t size = CPU_ALLOC_SIZE(MOST_PROCESSORS);
+    bool asked = set && sched_getaffinity(0, size, set) == 0;
+    for (int32_t i = 0; i < MOST_PROCESSORS; i++) used[i] = asked ? CPU_ISSET_S((size_t)i, size, set) != 0 : i == 0;
+    CPU_FREE(set);
+    bytes = peri__cache_bytes_of("/sys/devices/system/cpu", used, MOST_PROCESSORS);
+    atomic_store_explicit(&found, bytes, memory_order_relaxed);
+    return bytes;
+}
+
+/* -- memory ---------------------------------------------------------------------------------------------------------------------- */
+
+/** A number of bytes from the first line of a file that begins with @key; -1: there is none. */
+static int64_t bytes_from(const char *path, const char *key, int64_t unit)
+{
+    char line[256];
+    long long value;
+    int64_t found = -1;
+    FILE *file = fopen(path, "r");
+    if (!file) return -1;
+    while (found < 0 && fgets(line, sizeof line, file))
+        if (!strncmp(line, key, strlen(key)) && sscanf(line + strlen(key), "%lld", &value) == 1) found = value * unit;
+    fclose(file);
+    return found;
+}
+
+int64_t peri__available_memory(void)
+{
+    int64_t machine = bytes_from("/proc/meminfo", "MemAvailable:", 1024);
+    int64_t most = bytes_from("/sys/fs/cgroup/memory.max", "", 1), used = bytes_from("/sys/fs/cgroup/memory.current", "", 1);
+    if (machine < 0) machine = INT64_MAX / 2;
+    return most > 0 && used >= 0 ? peri__min(machine, peri__max(0, most - used)) : machine;
+}
+
+peri_status peri__tune_room(size_t bytes)
+{
+    if (peri__available_memory() / 2 >= (int64_t)bytes) return PERI_OK;
+    return peri__fail(PERI_ENOMEM, "%zu MiB, which is more than the caches hold, are half of what is free or more", bytes >> 20);
+}
