@@ -2,7 +2,6 @@
 local P = require "perilune.ffi"
 local ffi = require "ffi"
 local choices = require "perilune.choices"
-local beside = require "perilune.launch.beside"
 local C = P.C
 
 local M = {}
@@ -56,12 +55,13 @@ function M.disturbed(others, list)
   return lines
 end
 
---- Measure everything that can be measured, `rounds` times in turns, write the file, print a table to `stream`. Returns an exit code.
-function M.run(rounds, stream)
+--- Measure everything that can be measured, `rounds` times in turns, write the file, print a table to `stream`. others_of(f): runs f, and
+--- returns how many processors other programs had meanwhile (launch/beside.lua). Returns an exit code.
+function M.run(rounds, others_of, stream)
   stream = stream or io.stdout
   local live = os.execute "test -t 1" == 0
   local list, refused = choices.list(), {}
-  local others = beside.others_of_process(function()
+  local others = others_of(function()
     for i, c in ipairs(list) do
       if live then stream:write("\r", bar(i - 1, #list, c.name), "\27[K") end
       stream:flush()

@@ -276,7 +276,9 @@ local function calibrate(options, words)
   end
   if launch.world() or options.dry_run then return on_all_ranks(options.dry_run) end
   local code = options.only == "choices" and 0 or on_all_ranks(true)
-  if code == 0 and options.only ~= "machine" then code = require("perilune.calibrate").run(options.rounds) end
+  if code == 0 and options.only ~= "machine" then
+    code = require("perilune.calibrate").run(options.rounds, require("perilune.launch.beside").others_of_process)
+  end
   if code ~= 0 or options.only == "choices" then return code end
   return on_all_ranks(false)
 end

@@ -175,14 +175,14 @@ describe("perilune calibrate --only machine", function()
   it("refuses timings of rows that came faster than memory gives them", function()
     for _, cache in ipairs { 32 * 2 ^ 20, 300e6 } do -- 203 GB/s where copies take 5
       local out = simulated(cache, "print(pcall(machine.prices, t, times(1 / 203e6, 0), target))")
-      assert.matches("false.*calibrate: by these timings rows that no cache holds are %l+.- at [%d.e+]+ GB/s; copies take 5 GB/s, so memory "
-        .. "cannot .*: nothing is kept; measure again", out)
+      assert.matches("false.*calibrate: by these timings rows that no cache holds are %l+.- at [%d.e+]+ GB/s; copies take 5 GB/s, so "
+        .. "memory cannot .*: nothing is kept; measure again", out)
       out = simulated(cache, [[
         local fast = times(1 / 203e6, 0)
         for i, p in ipairs(list) do fast[i].backward = fast[i].backward / 20 end
         print(pcall(machine.prices, t, fast, target))]])
-      assert.matches("false.*calibrate: updates of %d+ ids of %d+ columns took .* ms, in which [%d.e+]+ GB/s of rows would have come that no "
-        .. "cache holds; copies take 5 GB/s, so memory cannot: nothing is kept; measure again", out)
+      assert.matches("false.*calibrate: updates of %d+ ids of %d+ columns took .* ms, in which [%d.e+]+ GB/s of rows would have come that "
+        .. "no cache holds; copies take 5 GB/s, so memory cannot: nothing is kept; measure again", out)
     end
   end)
 

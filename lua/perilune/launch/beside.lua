@@ -25,8 +25,8 @@ function M.others_of_process(f)
   return M.of(before, after, os.clock() - own, passed)
 end
 
---- Of the seconds that processors were busy and idle before and after `passed` seconds ({ busy =, idle = }, or nil), of which we had `ours`:
---- how many processors others had; 0 where there was room for all.
+--- Of the seconds that processors were busy and idle before and after `passed` seconds ({ busy =, idle = }, or nil), of which we had
+--- `ours`: how many processors others had; 0 where there was room for all.
 function M.of(before, after, ours, passed)
   if not (before and after) or passed <= 0 or (after.idle - before.idle) / passed > ROOM then return 0 end
   return math.max(0, (after.busy - before.busy - ours) / passed)

@@ -41,7 +41,9 @@ function M.least(rows, units, known, lowest)
     end
   end
   local prices, off = {}, 0
-  for j, unit in ipairs(units) do prices[unit] = (known[unit] or lowest[unit] or x[j] * math.sqrt(products[j][j] / n) > 1e-6) and x[j] or 0 end
+  for j, unit in ipairs(units) do
+    prices[unit] = (known[unit] or lowest[unit] or x[j] * math.sqrt(products[j][j] / n) > 1e-6) and x[j] or 0
+  end
   for i = 1, n do
     local residual = 1
     for j = 1, m do residual = residual - a[i][j] * x[j] end

@@ -310,8 +310,8 @@ local function check_room(topology, target)
     largest = math.max(largest, #t * t[1].num_embeddings * probe.dim * 4 / topology.world_size * topology.local_world_size)
   end
   if largest > room then
-    peri.ffi.fail(("calibrate: caches of %.0f MiB are to be measured beside tables of %.0f MiB, more than half of this host's memory"):format(
-      topology.cache_bytes / 2 ^ 20, largest / 2 ^ 20))
+    peri.ffi.fail(("calibrate: caches of %.0f MiB are to be measured beside tables of %.0f MiB, more than half of this host's memory")
+      :format(topology.cache_bytes / 2 ^ 20, largest / 2 ^ 20))
   end
 end
 

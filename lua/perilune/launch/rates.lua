@@ -33,8 +33,8 @@ local PROBE_SCALE = 32
 local USUAL_CACHE = 32 * 2 ^ 20 -- bytes of caches of which probes and copies without a scale are larger
 
 --- What is measured: { device = (nil: the processor), copied = bytes of a copy, side = of matrices, scale = of probes' samples and rows,
---- cold = of the rows of probes that caches do not hold, dense_scale = of the sizes of networks }. cache_bytes: of a processor's caches; what
---- is to be of memory is larger, whatever they have.
+--- cold = of the rows of probes that caches do not hold, dense_scale = of the sizes of networks }. cache_bytes: of a processor's caches;
+--- what is to be of memory is larger, whatever they have.
 function M.target_of(device, cache_bytes)
   if not device then
     local times = math.max(1, cache_bytes / USUAL_CACHE)
