@@ -5,7 +5,7 @@ local peri = require "perilune"
 local moments = require "spec.support.moments"
 local sim = require "perilune.dist.sim"
 
-local CASES, STOP, STEPS = tonumber(os.getenv "PERI_TEST_MOMENTS") or 12, 4, 7
+local CASES, STOP, STEPS = tonumber(os.getenv "PERI_TEST_MOMENTS") or 8, 4, 7
 local FIRST = tonumber(os.getenv "PERI_TEST_FIRST_MOMENT") or 1
 
 local function losses(m, from, to)
