@@ -13,7 +13,15 @@
 
 #include "convert.c"
 #include "codec.c"
+/* gcc 12 for ARM (Debian 12) crashes where it makes vector code of softmax and cross entropy. */
+#if defined(__aarch64__) && defined(__GNUC__) && !defined(__clang__) && __GNUC__ < 13
+#pragma GCC push_options
+#pragma GCC optimize("no-tree-vectorize")
 #include "dense.c"
+#pragma GCC pop_options
+#else
+#include "dense.c"
+#endif
 #include "jagged.c"
 #include "optim.c"
 #include "quantize.c"
