@@ -193,6 +193,7 @@ void peri_group_release(peri_group *group)
         peri_group *parent = group->parent, *node = group->node;
         if (node) node->parent = NULL; /* what is in flight there may outlive this group */
         peri_group_release(node);
+        if (group->comm->shown == &group->numbers) group->comm->shown = NULL;
         if (group->ctx) group->comm->vtab->release(group->ctx);
         if (group->device_ctx) group->comm->device_vtab->release(group->device_ctx);
         while (group->births) {
@@ -346,6 +347,7 @@ peri_status peri__group_reserve(peri_group *group, int32_t channel, int32_t n, u
 
 void peri__group_show_numbers(peri_group *group)
 {
+    if (!group->parent) group->comm->shown = &group->numbers;
     const peri_coll_vtab *host = group->comm->vtab, *device = group->device_ctx ? group->comm->device_vtab : NULL;
     if (host->numbers) host->numbers(group->ctx, &group->numbers);
     if (device && device->numbers) device->numbers(group->device_ctx, &group->numbers);

@@ -195,6 +195,7 @@ struct peri__comm {
     peri_work *first, *last;  /* in flight, and ended ones that still have to settle */
     peri_work *cursor;        /* the next one that work.c steps when it steps all */
     int64_t pending;          /* works in flight that have not ended */
+    peri_coll_numbers *shown; /* the world's, while it lives */
     int64_t events;           /* steps forward so far */
     int64_t outer;            /* works in the list that are no inner ones */
     int32_t within;           /* calls of peri__parts_begin without their end */

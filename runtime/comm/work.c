@@ -194,11 +194,14 @@ peri_status peri_work_wait(peri_work *work)
 {
     PERI_NEED(work);
     peri_status status;
+    peri__comm *comm = work->group->comm;
     /* A test is a pause in itself at first: it looks at the wires, and yields where ranks share processors. */
     for (int64_t round = 0; (status = peri_work_test(work)) == PERI_PENDING; round++) {
-        peri__watch_waits(work->group->comm, work);
+        peri__watch_waits(comm, work);
+        if (comm->shown) comm->shown->blocked = comm->pending;
         if (round >= TESTS) peri_pause(round - TESTS);
     }
+    if (comm->shown) comm->shown->blocked = 0;
     return status;
 }
 

@@ -94,6 +94,7 @@ enum { PERI_COLL_NUMBERS = 256, PERI_COLL_SPARE = 128 };
 typedef struct peri_coll_numbers {
     uint64_t last;                   /* taken so far: 1 to `last` */
     uint8_t what[PERI_COLL_NUMBERS]; /* by number % PERI_COLL_NUMBERS: the channel; with PERI_COLL_SPARE where it was given back */
+    int64_t blocked; /* of a world: the rank's thread waits for one work, and does nothing else: so many are in flight. 0: it does not */
 } peri_coll_numbers;
 
 enum { PERI_COLL_NOTE = 480 }; /* bytes of the largest note */

@@ -75,6 +75,38 @@ describe("between processes", function()
     end
   end)
 
+  it("ranks that wait for each other in different groups find out before the deadline", function()
+    local out, status = run(3, [[
+      local peri = require "perilune"
+      peri.init { timeout = 50 }
+      local world, rank = peri.world(), peri.rank()
+      local pair = rank > 0 and world:new_group({ 1, 2 }, "pair")
+      world:barrier():wait()
+      for _ = 1, 50 do -- as many small ones as it takes: nobody is suspected wrongly
+        if pair then pair:all_reduce(peri.ones { 4 }):wait() end
+        world:all_reduce(peri.ones { 3 }):wait()
+      end
+      if rank == 1 then pair:barrier():wait() else world:barrier():wait() end]])
+    assert.equal(1, status, out)
+    assert.matches("the ranks disagree: rank %d waits for rank %d in operation %d+: barrier, and rank %d for it in another group", out)
+  end)
+
+  it("a rank that waits in one group while others compute is no mistake", function()
+    local out, status = run(2, [[
+      local peri = require "perilune"
+      peri.init { timeout = 50 }
+      local world, rank = peri.world(), peri.rank()
+      local sub = world:new_group({ 0, 1 }, "sub")
+      world:barrier():wait()
+      local first = sub:all_reduce(peri.ones { 4 }) -- posted, and waited for later
+      if rank == 0 then os.execute "sleep 1.5" end
+      world:all_reduce(peri.ones { 3 }):wait()
+      first:wait()
+      print "sound"]])
+    assert.equal(0, status, out)
+    assert.equal("sound\nsound\n", out)
+  end)
+
   for name, env in peri.util.ordered { ["by messages"] = { PERI_MPI_NEAR = "0" }, ["by copies"] = {} } do
     it("a failed group whose error was caught leaves the world sound, and the job ends well: " .. name, function()
       for size = 10, 1000000, 999990 do

@@ -25,6 +25,7 @@ typedef struct note {
     int32_t kind, from; /* rank in the world */
     int32_t status, epoch; /* OTHER: status is the number of bytes */
     int32_t channel;       /* QUERY: of the operation */
+    uint64_t instead_group, instead; /* ANSWER: the one operation in which its sender waits for the receiver, and does nothing else; or 0 */
     uint64_t group, sequence, signature;
     int64_t send, recv; /* QUERY about all_to_all: elements for and expected from the receiver of the note; else -1 */
     char text[PERI_MESSAGE_MAX];
@@ -104,6 +105,61 @@ static const mpi_request *active_of(const mpi_group *g, uint64_t sequence)
     return r;
 }
 
+/** The one operation that this rank has under way, if its thread waits and does nothing else: a protocol has one of its own. NULL: there
+ *  are more, or none, or the thread may post something. */
+static const mpi_request *only_wait(void)
+{
+    const mpi_request *only = NULL;
+    for (const mpi_group *g = peri__mpi.groups; g; g = g->next) {
+        if (!g->parent && (!g->numbers || g->numbers->blocked < 1 || g->numbers->blocked > 2)) return NULL;
+        if (!g->active) continue;
+        if (only || g->active->next) return NULL;
+        only = g->active;
+    }
+    return only;
+}
+
+static void waited_for(const mpi_request *r, bool *members);
+
+/** Tell a rank that waits for this one in what operation this rank waits for it. */
+static void add_wait(note *reply, int32_t asker)
+{
+    const mpi_request *r = only_wait();
+    bool members[64];
+    if (!r || r->group->size > 64) return;
+    waited_for(r, members);
+    for (int32_t i = 0; i < r->group->size; i++) {
+        if (r->group->ranks[i] != asker || !members[i]) continue;
+        reply->instead_group = r->group->tag;
+        reply->instead = r->op.sequence;
+    }
+}
+
+/** Rank n->from of the world has not posted the operation that it was asked for, n->sequence of n->group, and waits for this rank in
+ *  another group. If this rank waits for nothing else and has not posted that, neither goes on: said after some such answers in a row. */
+static void handle_crossed(const note *n)
+{
+    enum { SURE = 3 };
+    peer *p = &peri__mpi.peers[n->from];
+    const mpi_request *own = n->instead ? only_wait() : NULL;
+    mpi_group *other = group_of(n->instead_group);
+    bool crossed = own && own->op.sequence == n->sequence && own->group->tag == n->group && n->instead_group != n->group && other;
+    crossed = crossed && (other->last < n->instead || !other->history || other->history[n->instead % HISTORY].sequence != n->instead);
+    p->crossed = crossed ? p->crossed + 1 : 0;
+    if (p->crossed < SURE) return;
+    char what[160], text[PERI_MESSAGE_MAX];
+    mpi_group *g = own->group;
+    int32_t from = 0;
+    while (from < g->size && g->ranks[from] != n->from) from++;
+    text_of(&own->op, g, what, sizeof what);
+    snprintf(text, sizeof text, "the ranks disagree: rank %d waits for rank %d in %.140s, and rank %d for it in another group (%.140s)",
+             g->rank, from, what, from, n->text);
+    peri__mpi_group_fail(g, PERI_EMISMATCH, text);
+    peri__mpi_poison(g, PERI_EMISMATCH, text);
+    peri__mpi_group_fail(other, PERI_EMISMATCH, text);
+    peri__mpi_poison(other, PERI_EMISMATCH, text);
+}
+
 static void handle_query(const note *n)
 {
     mpi_group *g = group_of(n->group);
@@ -124,6 +180,9 @@ static void handle_query(const note *n)
             peri__mpi_poison(g, PERI_EMISMATCH, text);
             return;
         }
+        reply.group = n->group;
+        reply.sequence = n->sequence;
+        add_wait(&reply, n->from);
         note_send(n->from, &reply);
         return;
     }
@@ -229,6 +288,7 @@ static void handle(const note *n)
     if (n->kind == NOTE_ANSWER) {
         p->answered_ns = peri__mpi_host->time_ns();
         snprintf(p->answer, sizeof p->answer, "%.*s", (int)sizeof p->answer - 1, n->text);
+        handle_crossed(n);
     }
     if (n->kind == NOTE_POISON) {
         mpi_group *g = group_of(n->group);
@@ -323,7 +383,7 @@ static peri_status lost(const mpi_group *g, int32_t i)
 }
 
 /** Mark the members that @r still waits for. */
-static void waited_for(mpi_request *r, bool *members)
+static void waited_for(const mpi_request *r, bool *members)
 {
     memset(members, 0, sizeof *members * (size_t)r->group->size);
     for (int32_t i = 0; i < r->n; i++) {

@@ -95,6 +95,7 @@ typedef struct peer {
     int32_t node;
     int32_t left;            /* worlds that it has left */
     int64_t answered_ns;
+    int32_t crossed;         /* answers in a row by which it waits for this rank, and this rank for it: see control.c */
     char answer[PERI_MESSAGE_MAX + 16]; /* once it has left: what failed there first, if anything did */
 } peer;
 
