@@ -1,7 +1,7 @@
--- plan_search.lua: how good plans are: models drawn at random under tight memory, on 8 to 512 ranks; the planner's plan beside the best that
--- a hill climber finds, which knows nothing of it: it changes the option and the ranks of one table, or of two, at random, keeps what is
--- better and, less and less, what is worse. Plans that break the memory of a rank are an error; plans slower than the climber's by more
--- than is allowed, too.
+-- plan_search.lua: how good plans are: models drawn at random under tight memory, on 8 to 512 ranks; the planner's plan beside the best
+-- that a hill climber finds, which knows nothing of it: it changes the option and the ranks of one table, or of two, at random, keeps
+-- what is better and, less and less, what is worse. Plans that break the memory of a rank are an error; plans slower than the climber's
+-- by more than is allowed, too.
 --
 --   luajit tests/fuzz/plan_search.lua [MODELS [SEED]]   as `make test` runs it: climbs of a second
 --   luajit tests/fuzz/plan_search.lua SECONDSs [SEED]   as `make fuzz` runs it
@@ -46,7 +46,7 @@ local function drawn(seed)
     { topology = topology, constraints = constraints, batch_size = batch_size, sharder = plan.perilune_sharder }
 end
 
--- -- the climber ---------------------------------------------------------------------------------------------------------------------------
+-- -- the climber ---------------------------------------------------------------------------------------------------------------------
 
 local function shards_of(option)
   local list = {}
@@ -203,7 +203,7 @@ function Climber:climb(seconds)
   end
   self.scale = 1
   self.scale = math.max(select(2, self:cost()), 1e-9)
-  local now, _, fits = self:cost()
+  local now = self:cost()
   local best, from, steps, left = math.huge, os.clock(), 0, 1
   while left > 0 do
     steps = steps + 1
@@ -212,14 +212,13 @@ function Climber:climb(seconds)
       self.scale = math.max(math.min(self.scale, (select(2, self:cost()))), 1e-9)
       now = self:cost()
     end
-    local t, a, b = self:some_table(), nil, nil
+    local t, a, b = self:some_table()
     if self.draw() < 0.2 then a, b = self:exchange(t) else
       a = self:change(t)
       if self.draw() < 0.3 then b = self:change(self:some_table()) end
     end
     if a then
-      local cost, longest
-      cost, longest, fits = self:cost()
+      local cost, longest, fits = self:cost()
       if cost < now or self.draw() < math.exp((now - cost) / (0.03 * self.scale * left * left + 1e-9)) then
         now = cost
         if fits and longest < best then best = longest end
@@ -230,7 +229,7 @@ function Climber:climb(seconds)
   return best
 end
 
--- -- one model ------------------------------------------------------------------------------------------------------------------------------
+-- -- one model -----------------------------------------------------------------------------------------------------------------------
 
 --- An error unless every rank has the memory that a plan takes there.
 local function check_memory(search)
@@ -259,7 +258,8 @@ local function compare(seed, seconds)
     table.insert(at[option.fqn], option)
   end
   local climbed = climber_of(tables, search.topology, seed):climb(seconds)
-  return { ranks = args.topology.world_size, tables = #tables, ours = search.best and search.best.rating, climbed = climbed, seconds = took }
+  return { ranks = args.topology.world_size, tables = #tables, ours = search.best and search.best.rating, climbed = climbed,
+    seconds = took }
 end
 
 local function line_of(seed, x)

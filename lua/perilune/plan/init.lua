@@ -27,7 +27,8 @@ local planner = {
   HeuristicalStorageReservation = "reservations", InferenceStorageReservation = "reservations", GreedyPerfPartitioner = "partitioners",
   MemoryBalancedPartitioner = "partitioners", UniformPartitioner = "partitioners", NoopPerfModel = "partitioners",
   NoopStorageModel = "partitioners", GreedyProposer = "proposers", UniformProposer = "proposers", GridSearchProposer = "proposers",
-  DynamicProgrammingProposer = "proposers", RefiningProposer = "proposers", EmbeddingShardingPlanner = "planner",
+  DynamicProgrammingProposer = "proposers", RefiningProposer = "proposers", WeighingProposer = "weigh",
+  EmbeddingShardingPlanner = "planner",
   colocate = "relations", spread = "relations", at_most = "relations", at_most_bytes = "relations", forbid = "relations",
   pin = "relations", EmbeddingOffloadScaleupProposer = "offload", EmbeddingOffloadStats = "offload",
 }

@@ -63,7 +63,7 @@ signature.object("estimator", "an estimator", { estimate = "callable" })
 signature.list_of("estimators", "a list of estimators", "estimator")
 signature.object("reservation", "a storage reservation", { reserve = "callable" })
 signature.object("proposer", "a proposer", { load = "callable", propose = "callable", feedback = "callable",
-  begin = "callable?" })
+  begin = "callable?", within = "callable?" })
 signature.list_of("proposers", "a list of proposers", "proposer")
 signature.object("partitioner", "a partitioner", { partition = "callable" })
 signature.object("performance_model", "a performance model", { rate = "callable" })

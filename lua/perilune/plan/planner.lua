@@ -159,6 +159,18 @@ function EmbeddingShardingPlanner:place(search, proposal)
   return placement, rating or why
 end
 
+--- Where another option for the best plan's unit i goes if all others stay, and what that is rated; nil: it has no room there, or relations
+--- are about it.
+function EmbeddingShardingPlanner:instead(search, i, option)
+  local best = search.best
+  if search.topology.rules or not search.weighed then return nil end
+  local placement = settle.instead(best.units, best.unit_placement, i, option, search.topology)
+  if not placement then return nil end
+  local proposal = util.copy(best.units)
+  proposal[i] = option
+  return placement, self:rate(search, proposal, placement)
+end
+
 --- Sharding types in a proposal.
 local function types_of(proposal)
   local seen, n = {}, 0
@@ -345,7 +357,10 @@ function EmbeddingShardingPlanner:search(model)
       search.places[option.fqn] = search.num_tables
     end
   end
-  for _, proposer in ipairs(self.proposers) do proposer:load(search.units, self.enumerator) end
+  for _, proposer in ipairs(self.proposers) do
+    proposer:load(search.units, self.enumerator)
+    if proposer.within then proposer:within(search.topology) end
+  end
   for i, proposer in ipairs(self.proposers) do
     if proposer.begin then weigh(self, search) end
     exhaust(self, search, proposer, i)
@@ -433,7 +448,8 @@ end
 
 signature.object("search", "a search", { topology = "Topology" })
 kinds.methods(EmbeddingShardingPlanner, { search = "model: any", rate = "search: search, proposal: proposal, placement: table",
-  place = "search: search, proposal: proposal", score = "rating: number, proposal: proposal", plan = "model: any",
+  place = "search: search, proposal: proposal", instead = "search: search, i: count, option: ShardingOption",
+  score = "rating: number, proposal: proposal", plan = "model: any",
   collective_plan = "model: any, group: Group?" })
 signature.check("plan.planner.", M, { entry = "option: ShardingOption, ranks: any, topology: Topology" })
 

@@ -1,8 +1,9 @@
 -- plan/proposers.lua: which proposals a planner tries: one option for each table (TorchRec's proposers).
 --
--- load(space, enumerator); begin(proposal, rating), optional: the best that the proposers before it found, if there is one; propose()
--- returns a list of options, or nil when there is no more; feedback(partitionable, proposal, rating, topology) says what became of it
--- (rating: what plans are chosen by, EmbeddingShardingPlanner:score).
+-- load(space, enumerator); within(topology), optional: what is left of the machine; begin(proposal, rating), optional: the best that the
+-- proposers before it found, if there is one; propose() returns a list of options, or nil when there is no more;
+-- feedback(partitionable, proposal, rating, topology) says what became of it (rating: what plans are chosen by,
+-- EmbeddingShardingPlanner:score).
 local ffi = require "ffi"
 local util = require "perilune.util"
 local kinds = require "perilune.plan.kinds"

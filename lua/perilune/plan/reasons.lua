@@ -136,7 +136,9 @@ end
 local function try_instead(planner, search, model, i, option, budget)
   local best, proposal = search.best, {}
   for k, o in ipairs(best.units) do proposal[k] = k == i and option or o end
-  local placement, rating = planner:place(search, proposal)
+  local placement, rating = planner:instead(search, i, option)
+  local placed, its = planner:place(search, proposal)
+  if not placement or placed and its < rating then placement, rating = placed, its end
   if not placement then
     local why = rating
     local kind = why.relation and "relation" or why.tier and "memory" or why.count and "count" or "other"

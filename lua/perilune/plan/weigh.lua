@@ -202,7 +202,7 @@ function WeighingProposer:within(topology)
 end
 
 function WeighingProposer:propose()
-  if not self.knapsack then return nil end
+  if not (self.knapsack and self.knapsack.room) then return nil end
   while self.at < #SHARES * #LONGER do
     local share, longer = SHARES[math.floor(self.at / #LONGER) + 1], LONGER[self.at % #LONGER + 1]
     if self.least[share] == nil then self.least[share] = self.knapsack:shortest(share) or false end
