@@ -436,7 +436,8 @@ function M.get_module(module) return DistributedModelParallel.is(module) and mod
 M.get_unwrapped_module = M.get_module
 
 signature.check("model.", M, { get_module = "module: Module", get_unwrapped_module = "module: Module" })
-signature.check("DistributedModelParallel:", DistributedModelParallel, { backward = "self: table, loss: tensor, grad: tensor?",
+signature.check("DistributedModelParallel:", DistributedModelParallel, { save = "self: table, path: string, options: table?",
+  load = "self: table, path: string, options: table?", backward = "self: table, loss: tensor, grad: tensor?",
   accumulate = "self: table, on: boolean?", defer_averages = "self: table, on: boolean?",
   copy = "self: table, device: device?", set_fused_learning_rate = "self: table, learning_rate: number" })
 

@@ -63,6 +63,8 @@ end
 
 --- The ranks have agreed to stop.
 function M.agree(reason, milliseconds)
+  util.number("stop.agree", "reason", reason)
+  util.number("stop.agree", "milliseconds", milliseconds)
   local s = state.stop
   if not s or s.reason then return end
   s.reason = REASONS[tonumber(reason)]

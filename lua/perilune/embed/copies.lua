@@ -4,6 +4,7 @@ local errors = require "perilune.errors"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
+local signature = require "perilune.signature"
 local Module = require "perilune.nn.module"
 
 local M = {}
@@ -59,5 +60,7 @@ function M.copy_to_device(module, device)
   if device ~= nil then P.device(device) end
   return P.lasting(copy_value, module, device, {})
 end
+
+signature.check("embed.copies.", M, { copy_with = "module: table, device: any, others: table" })
 
 return M

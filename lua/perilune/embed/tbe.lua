@@ -350,7 +350,7 @@ function methods:is_cached() return C.peri_tbe_cache_io(ptr(self)) ~= nil end
 
 signature.pointer("TablesPointer", "peri_tbe")
 signature.check("embed.tbe.", M, { states_of = "params: table, data_type: string?", geometry_of = "tables: TablesPointer, name: string",
-  cache_statistics_of = "tables: TablesPointer, t: integer" })
+  cache_statistics_of = "tables: TablesPointer, t: integer", file_of = "tables: TablesPointer, t: int" })
 signature.check("a batch of lookups:", batch_methods, {
   prefetch = "self: LookupBatch", sort = "self: LookupBatch", lookup = "self: LookupBatch, rows: integer, cols: integer?",
   forward = "self: LookupBatch, result: tensor", backward = "self: LookupBatch, grad: tensor, grad_weights: tensor?",

@@ -51,6 +51,7 @@ function M.load_extra_state(module, extra)
   M.set_extra_state(module, extra)
 end
 
-signature.check("", M, { extra_state = "module: Module", load_extra_state = "module: Module, extra: table" })
+signature.check("", M, { extra_state = "module: Module", load_extra_state = "module: Module, extra: table",
+  extra_refusal = "module: Module, extra: table", set_extra_state = "module: Module, extra: table" })
 
 return M
