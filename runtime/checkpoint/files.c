@@ -123,10 +123,19 @@ peri_status peri__file_await(const char *path, int64_t bytes)
     }
 }
 
-peri_status peri__file_load(const char *path, int64_t most, char **out, int64_t *bytes)
+bool peri__same_folder(const char *path, int fd)
 {
+    struct stat named, opened;
+    return fd >= 0 && lstat(path, &named) == 0 && fstat(fd, &opened) == 0 && S_ISDIR(named.st_mode) && named.st_dev == opened.st_dev &&
+           named.st_ino == opened.st_ino;
+}
+
+peri_status peri__file_load(int folder, const char *of, const char *name, int64_t most, char **out, int64_t *bytes)
+{
+    char path[PATH_MAX];
     struct stat s;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    PERI_TRY(peri__path_join(of, name, path));
+    int fd = openat(folder, name, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
     if (fd < 0) return failed("opening", path);
     peri_status status = PERI_OK;
     char *text = NULL;

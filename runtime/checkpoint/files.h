@@ -26,7 +26,15 @@ peri_status peri__file_finish(int fd, const char *path);
 peri_status peri__folder_sync(const char *path);
 /** Wait until file @path is there with @bytes bytes, at most PERI__LATE_SECONDS. */
 peri_status peri__file_await(const char *path, int64_t bytes);
-/** A whole file in memory, with a 0 behind it; PERI_EFORMAT if it has more than @most bytes. @out new (peri__free). */
-peri_status peri__file_load(const char *path, int64_t most, char **out, int64_t *bytes);
+/** The whole file @name of the open folder @folder in memory, with a 0 behind it; PERI_EFORMAT if it has more than @most bytes. @path: the
+ *  folder's, for errors. @out new (peri__free). */
+peri_status peri__file_load(int folder, const char *path, const char *name, int64_t most, char **out, int64_t *bytes);
+/** Whether @path is the folder that is open as @fd, and not a link to it. */
+bool peri__same_folder(const char *path, int fd);
+/** The name of a save's folder for checkpoint @path, ".NAME.saving-0123456789abcdef" beside it with digits drawn anew, in @out of PATH_MAX
+ *  bytes. What has such a name and is not locked is swept by later saves. */
+peri_status peri__saving_name(const char *path, char *out);
+/** Whether @path ends with the name of a save's folder. */
+bool peri__is_saving(const char *path);
 
 #endif

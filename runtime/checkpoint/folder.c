@@ -23,12 +23,12 @@ enum { DIGITS = 16 };
 
 struct peri_checkpoint_folder {
     char *path;
-    int lock; /* the folder, open and locked */
+    int fd; /* the folder, open and locked, where the file system has locks */
 };
 
-/** Whether @name is that of a save's folder. */
-static bool is_saving(const char *name)
+bool peri__is_saving(const char *path)
 {
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
     size_t n = strlen(name), tail = sizeof SAVING - 1 + DIGITS;
     return *name == '.' && n > tail && memcmp(name + n - tail, SAVING, sizeof SAVING - 1) == 0 &&
            strspn(name + n - DIGITS, "0123456789abcdef") == DIGITS;
@@ -52,6 +52,17 @@ static void remove_saving(const char *path)
         if (is_ours(e->d_name) && snprintf(file, sizeof file, "%s/%s", path, e->d_name) < (int)sizeof file) unlink(file);
     if (d) closedir(d);
     rmdir(path);
+}
+
+peri_status peri__saving_name(const char *path, char *out)
+{
+    uint64_t number;
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    if (getrandom(&number, sizeof number, 0) != sizeof number)
+        return peri__fail(PERI_EIO, "checkpoint: no random number: %s", strerror(errno));
+    if (snprintf(out, PATH_MAX, "%.*s.%s" SAVING "%016llx", (int)(name - path), path, name, (unsigned long long)number) >= PATH_MAX)
+        return peri__fail(PERI_EINVAL, "checkpoint: '%.200s' is too long a name", path);
+    return PERI_OK;
 }
 
 /** Lock a folder; -1: somebody has it, or the file system has no such locks. */
@@ -79,7 +90,7 @@ static void sweep(const char *parent)
     DIR *d = opendir(parent);
     for (struct dirent *e; d && (e = readdir(d));) {
         struct stat s;
-        if (!is_saving(e->d_name) || snprintf(path, sizeof path, "%s/%s", parent, e->d_name) >= (int)sizeof path) continue;
+        if (!peri__is_saving(e->d_name) || snprintf(path, sizeof path, "%s/%s", parent, e->d_name) >= (int)sizeof path) continue;
         int lock = lock_folder(path);
         if (lock < 0) continue;
         if (fstat(lock, &s) == 0 && time(NULL) - s.st_mtime > 60) remove_saving(path);
@@ -105,7 +116,6 @@ static void make_folders(const char *path)
 peri_status peri_checkpoint_folder_new(const char *path, peri_checkpoint_folder **out)
 {
     char parent[PATH_MAX], fresh[PATH_MAX];
-    uint64_t number;
     PERI_NEED(path);
     PERI_NEED(out);
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
@@ -114,10 +124,7 @@ peri_status peri_checkpoint_folder_new(const char *path, peri_checkpoint_folder 
     parent_of(path, parent);
     make_folders(parent);
     sweep(parent);
-    if (getrandom(&number, sizeof number, 0) != sizeof number)
-        return peri__fail(PERI_EIO, "checkpoint: no random number: %s", strerror(errno));
-    if (snprintf(fresh, sizeof fresh, "%s/.%s" SAVING "%016llx", parent, name, (unsigned long long)number) >= (int)sizeof fresh)
-        return peri__fail(PERI_EINVAL, "checkpoint: '%.200s' is too long a name", path);
+    PERI_TRY(peri__saving_name(path, fresh));
     if (mkdir(fresh, 0777) != 0) {
         int why = errno;
         return peri__fail(PERI_EIO, "checkpoint: making folder '%.300s': %s", fresh, strerror(why));
@@ -130,7 +137,8 @@ peri_status peri_checkpoint_folder_new(const char *path, peri_checkpoint_folder 
         return PERI_ENOMEM;
     }
     peri__object_count(1);
-    f->lock = lock_folder(fresh);
+    f->fd = open(fresh, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+    if (f->fd >= 0) flock(f->fd, LOCK_EX | LOCK_NB); /* file systems without locks: nobody else can tell that this save goes on */
     *out = f;
     return PERI_OK;
 }
@@ -140,8 +148,9 @@ const char *peri_checkpoint_folder_path(const peri_checkpoint_folder *f) { retur
 void peri_checkpoint_folder_release(peri_checkpoint_folder *f)
 {
     if (!f) return;
-    remove_saving(f->path); /* nothing is there once it has its name */
-    if (f->lock >= 0) close(f->lock);
+    /* Once it is published, its path may be that of the checkpoint which it has replaced and which somebody reads: that one stays. */
+    if (peri__same_folder(f->path, f->fd)) remove_saving(f->path);
+    if (f->fd >= 0) close(f->fd);
     peri__free(f->path);
     peri__free(f);
     peri__object_count(-1);

@@ -60,6 +60,8 @@ typedef struct peri__manifest {
 void peri__manifest_fini(peri__manifest *m);
 /** The manifest of an open checkpoint. Borrowed. */
 const peri__manifest *peri__checkpoint_manifest(const peri_checkpoint *c);
+/** The folder of an open checkpoint, open; -1: it is a single file. */
+int peri__checkpoint_folder(const peri_checkpoint *c);
 /** Whether nobody else has it open; from now on nobody will. */
 bool peri__checkpoint_alone(const peri_checkpoint *c);
 

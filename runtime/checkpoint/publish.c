@@ -66,32 +66,51 @@ static peri_status replaceable(const char *path, bool replace)
                       "checkpoint: '%.300s' is there and is no checkpoint, so it is not replaced; remove it, or take another name", path);
 }
 
-peri_status peri_checkpoint_remove(const char *path)
+/** Remove what is in folder @path, which is open as @fd: the manifest first, so that what is half removed is no checkpoint. @file: what
+ *  could not be removed. */
+static peri_status remove_files(const peri__manifest *m, const char *path, int fd, char file[PATH_MAX])
 {
-    char file[PATH_MAX];
-    peri_checkpoint *c;
-    PERI_NEED(path);
     PERI_TRY(peri__path_join(path, PERI__MANIFEST, file));
+    if (unlinkat(fd, PERI__MANIFEST, 0) != 0) return PERI_EIO;
+    for (int64_t f = 0; f < m->n_files; f++) {
+        const char *name = peri__manifest_text(m, m->files[f].name);
+        PERI_TRY(peri__path_join(path, name, file));
+        if (unlinkat(fd, name, 0) != 0 && errno != ENOENT) return PERI_EIO;
+    }
+    snprintf(file, PATH_MAX, "%s", path);
+    return rmdir(path) == 0 ? PERI_OK : PERI_EIO;
+}
+
+peri_status peri_checkpoint_remove(const char *given)
+{
+    char path[PATH_MAX], away[PATH_MAX], file[PATH_MAX];
+    peri_checkpoint *c;
+    PERI_NEED(given);
+    size_t n = strlen(given);
+    while (n > 1 && given[n - 1] == '/') n--;
+    if (n >= sizeof path) return peri__fail(PERI_EINVAL, "peri_checkpoint_remove: a path of %zu bytes", n);
+    snprintf(path, sizeof path, "%.*s", (int)n, given);
     PERI_TRY(peri_checkpoint_open(path, &c));
-    const peri__manifest *m = peri__checkpoint_manifest(c);
-    if (!peri__checkpoint_alone(c)) {
-        peri_checkpoint_release(c);
-        return peri__fail(PERI_EPEER, "checkpoint: '%.300s' is open elsewhere, so it is not removed", path);
+    const int fd = peri__checkpoint_folder(c);
+    peri_status status = PERI_OK;
+    if (!peri__same_folder(path, fd))
+        status = peri__fail(PERI_EINVAL, "checkpoint: '%.300s' is no folder but a file, or a link to a folder, so it is not removed", path);
+    else if (!peri__checkpoint_alone(c))
+        status = peri__fail(PERI_EPEER, "checkpoint: '%.300s' is open elsewhere, so it is not removed", path);
+    /* Under a name that later saves sweep: nobody sees half of it, also if this process is killed in the middle. */
+    if (status >= 0 && peri__is_saving(path)) snprintf(away, sizeof away, "%s", path);
+    else if (status >= 0) status = peri__saving_name(path, away);
+    if (status >= 0 && !peri__is_saving(path) && rename(path, away) != 0) {
+        int why = errno;
+        status = peri__fail(PERI_EIO, "checkpoint: removing '%.300s': %s", path, strerror(why));
     }
-    peri_status status = unlink(file) == 0 ? PERI_OK : PERI_EIO; /* first: what is half removed is no checkpoint */
-    for (int64_t f = 0; status >= 0 && f < m->n_files; f++) {
-        status = peri__path_join(path, peri__manifest_text(m, m->files[f].name), file);
-        if (status >= 0 && unlink(file) != 0 && errno != ENOENT) status = PERI_EIO;
+    if (status >= 0 && (status = remove_files(peri__checkpoint_manifest(c), away, fd, file)) == PERI_EIO) {
+        int why = errno;
+        if (!peri__is_saving(path)) rename(away, path); /* what it does not know keeps its place */
+        status = peri__fail(PERI_EIO, "checkpoint: removing '%.300s': %s%s", file, strerror(why),
+                            why == ENOTEMPTY || why == EEXIST ? ": it has files that are not of the checkpoint" : "");
     }
-    if (status >= 0 && rmdir(path) != 0) {
-        status = PERI_EIO;
-        snprintf(file, sizeof file, "%s", path);
-    }
-    int why = errno;
     peri_checkpoint_release(c);
-    if (status == PERI_EIO)
-        return peri__fail(PERI_EIO, "checkpoint: removing '%.300s': %s%s", file, strerror(why),
-                          why == ENOTEMPTY || why == EEXIST ? ": it has files that are not of the checkpoint" : "");
     return status;
 }
 
@@ -115,7 +134,8 @@ static peri_status give_name(const char *folder, const char *path, bool replace)
                           "another name",
                           path, folder, strerror(why));
     }
-    if (peri_checkpoint_remove(folder) < 0) /* the new one is there: what is left of the old one is no error */
+    /* The new one is there: what is left of the old one is no error. If somebody reads it, a later save sweeps it. */
+    if (peri_checkpoint_remove(folder) < 0 && peri_error_status() != PERI_EPEER)
         peri__log(PERI_LOG_WARN, "checkpoint: '%s' was replaced; the old one stays as '%s': %s", path, folder, peri_error_message());
 named:
     snprintf(parent, sizeof parent, "%s", path);

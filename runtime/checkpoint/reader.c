@@ -15,13 +15,15 @@
 #include <stdio.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 #include <xxhash.h>
 
 struct peri_checkpoint {
     peri__manifest m;
-    char *folder;
-    int lock;     /* the folder, which nobody removes meanwhile; -1: none */
+    char *folder; /* its path, for errors */
+    int dir;      /* The folder, open and locked, so that nobody removes it. Files are opened in it and not by the path, which may name the
+                   * checkpoint that replaced this one. -1: a single safetensors file. */
     int fd;       /* of the file that was read last; -1: none */
     int32_t file; /* its number */
     char *buffer; /* of PERI__IO_BLOCK bytes, or of one row */
@@ -29,6 +31,7 @@ struct peri_checkpoint {
 };
 
 const peri__manifest *peri__checkpoint_manifest(const peri_checkpoint *c) { return &c->m; }
+int peri__checkpoint_folder(const peri_checkpoint *c) { return c->dir; }
 
 /* -- opening --------------------------------------------------------------------------------------------------------------------------- */
 
@@ -36,7 +39,7 @@ void peri_checkpoint_release(peri_checkpoint *c)
 {
     if (!c) return;
     if (c->fd >= 0) close(c->fd);
-    if (c->lock >= 0) close(c->lock);
+    if (c->dir >= 0) close(c->dir);
     peri__manifest_fini(&c->m);
     peri__free(c->folder);
     peri__free(c->buffer);
@@ -44,46 +47,72 @@ void peri_checkpoint_release(peri_checkpoint *c)
     peri__object_count(-1);
 }
 
+/** Let nobody remove the open folder. Whoever saves or removes has it locked for a moment, which is waited for, at most a second. On file
+ *  systems without locks it may be removed, which reading tells. */
+static void lock_shared(int dir)
+{
+    const struct timespec pause = {.tv_nsec = 5 * 1000 * 1000};
+    for (int tries = 0; tries < 200 && flock(dir, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK; tries++) nanosleep(&pause, NULL);
+}
+
+/** Open and lock folder @path, and have its manifest in memory. The path may get another folder at any moment: then that one is opened. */
+static peri_status load_manifest(peri_checkpoint *c, const char *path, const char *what, char **text, int64_t *bytes)
+{
+    for (;;) {
+        if ((c->dir = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC)) < 0) {
+            int why = errno;
+            return peri__fail(why == ENOENT ? PERI_ENOTFOUND : PERI_EIO, "%s: %s", what, strerror(why));
+        }
+        lock_shared(c->dir);
+        peri_status status = peri__file_load(c->dir, path, PERI__MANIFEST, PERI__CHECKPOINT_MOST, text, bytes);
+        if (status != PERI_ENOTFOUND) return status;
+        struct stat opened, named;
+        bool there = stat(path, &named) == 0;
+        if (there && fstat(c->dir, &opened) == 0 && named.st_dev == opened.st_dev && named.st_ino == opened.st_ino)
+            return peri__fail(PERI_EFORMAT, "%s: it has no " PERI__MANIFEST ": it is no checkpoint, or one that was not finished", what);
+        if (!there) return peri__fail(PERI_ENOTFOUND, "%s: it was removed", what);
+        close(c->dir);
+    }
+}
+
 static peri_status open_folder(peri_checkpoint *c, const char *path, const char *what)
 {
-    char manifest[PATH_MAX], *text;
+    char *text;
     int64_t bytes;
     if (!(c->folder = peri__strdup(path))) return PERI_ENOMEM;
-    c->lock = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (c->lock >= 0) flock(c->lock, LOCK_SH | LOCK_NB); /* file systems without: then it may be removed, which reading tells */
-    PERI_TRY(peri__path_join(path, PERI__MANIFEST, manifest));
-    peri_status status = peri__file_load(manifest, PERI__CHECKPOINT_MOST, &text, &bytes);
-    if (status == PERI_ENOTFOUND)
-        return peri__fail(PERI_EFORMAT, "%s: it has no " PERI__MANIFEST ": it is no checkpoint, or one that was not finished", what);
-    PERI_TRY(status);
-    status = peri__manifest_parse(&c->m, text, bytes, false, what);
+    PERI_TRY(load_manifest(c, path, what, &text, &bytes));
+    peri_status status = peri__manifest_parse(&c->m, text, bytes, false, what);
     peri__free(text);
     return status < 0 ? status : peri__manifest_settle(&c->m, what);
 }
 
 /** A safetensors file: 8 bytes, the header that they count, data. */
-static peri_status open_file(peri_checkpoint *c, const char *path, int64_t file_bytes, const char *what)
+static peri_status open_file(peri_checkpoint *c, const char *path, const char *what)
 {
     unsigned char count[8];
+    struct stat s;
     uint64_t bytes = 0;
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
     if (!(c->folder = peri__strdup(slash ? path : "."))) return PERI_ENOMEM;
     if (slash) c->folder[peri__max(slash - path, 1)] = 0; /* a file of the root folder keeps its '/' */
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    /* It stays open as file 0: what has its name later is another file. */
+    c->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     int why = errno;
-    if (fd < 0) return peri__fail(PERI_EIO, "%s: %s", what, strerror(why));
-    peri_status status = peri__file_get(fd, path, count, 8, 0);
+    if (c->fd < 0 || fstat(c->fd, &s) != 0) return peri__fail(why == ENOENT ? PERI_ENOTFOUND : PERI_EIO, "%s: %s", what, strerror(why));
+    if (!S_ISREG(s.st_mode)) return peri__fail(PERI_EFORMAT, "%s: it is neither a folder nor a regular file", what);
+    const int64_t file_bytes = s.st_size;
+    c->file = 0;
+    peri_status status = peri__file_get(c->fd, path, count, 8, 0);
     for (int i = 0; i < 8; i++) bytes |= (uint64_t)count[i] << 8 * i;
     if (status >= 0 && (bytes > (uint64_t)file_bytes - 8 || bytes > PERI__HEADER_MOST))
         status = peri__fail(PERI_EFORMAT, "%s: no safetensors file: its header would have %llu bytes, the file has %lld", what,
                             (unsigned long long)bytes, (long long)file_bytes);
     char *header = status < 0 ? NULL : peri__alloc((size_t)bytes + 1);
     if (status >= 0 && !header) status = PERI_ENOMEM;
-    if (status >= 0) status = peri__file_get(fd, path, header, (int64_t)bytes, 8);
+    if (status >= 0) status = peri__file_get(c->fd, path, header, (int64_t)bytes, 8);
     if (status >= 0) status = peri__safetensors_parse(&c->m, name, file_bytes, header, (int64_t)bytes, what);
     if (status >= 0) status = peri__manifest_settle(&c->m, what);
     peri__free(header);
-    close(fd);
     return status;
 }
 
@@ -98,12 +127,11 @@ peri_status peri_checkpoint_open(const char *path, peri_checkpoint **out)
         int why = errno;
         return peri__fail(why == ENOENT ? PERI_ENOTFOUND : PERI_EIO, "%s: %s", what, strerror(why));
     }
-    if (!S_ISDIR(s.st_mode) && !S_ISREG(s.st_mode)) return peri__fail(PERI_EFORMAT, "%s: it is neither a folder nor a regular file", what);
     peri_checkpoint *c = peri__alloc_zero(sizeof *c);
     if (!c) return PERI_ENOMEM;
     peri__object_count(1);
-    c->fd = c->file = c->lock = -1;
-    peri_status status = S_ISDIR(s.st_mode) ? open_folder(c, path, what) : open_file(c, path, s.st_size, what);
+    c->fd = c->file = c->dir = -1;
+    peri_status status = S_ISDIR(s.st_mode) ? open_folder(c, path, what) : open_file(c, path, what);
     if (status < 0) peri_checkpoint_release(c);
     else *out = c;
     return status;
@@ -111,7 +139,7 @@ peri_status peri_checkpoint_open(const char *path, peri_checkpoint **out)
 
 bool peri__checkpoint_alone(const peri_checkpoint *c)
 {
-    return c->lock < 0 || flock(c->lock, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+    return c->dir < 0 || flock(c->dir, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
 }
 
 /* -- what is in it --------------------------------------------------------------------------------------------------------------------- */
@@ -195,7 +223,7 @@ static peri_status have_file(peri_checkpoint *c, int32_t file, char path[PATH_MA
     if (c->file == file) return PERI_OK;
     if (c->fd >= 0) close(c->fd);
     c->file = -1;
-    c->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
+    c->fd = openat(c->dir, peri__manifest_text(&c->m, c->m.files[file].name), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
     int why = errno;
     if (c->fd < 0)
         return peri__fail(why == ENOENT ? PERI_ENOTFOUND : PERI_EIO, "checkpoint: file '%.300s', which the manifest lists: %s", path,

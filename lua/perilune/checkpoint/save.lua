@@ -231,7 +231,12 @@ function M.save(path, given, options)
     folder = group and group:all_gather_object(folder or false, func)[1] or folder
     local part = together(group, func, function() return write(folder, rank, pieces, a.file_bytes or 0) end)
     local all = group and group:all_gather_object(part, func) or { part }
-    local digest = together(group, func, function() return rank == 0 and publish(folder, path, all, text, a) end)
+    local digest = together(group, func, function()
+      if rank ~= 0 then return false end
+      local name = publish(folder, path, all, text, a)
+      held:release() -- readers wait for it
+      return name
+    end)
     return group and group:all_gather_object(digest, func)[1] or digest
   end, P.locate)
   if held then held:release() end
