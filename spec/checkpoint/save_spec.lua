@@ -195,6 +195,11 @@ describe("values beside tensors", function()
       local number = loadstring("return " .. x)()
       assert.equal(x, tostring(values.decode(values.encode(number, "spec"), "spec")))
     end
+    for _, json in ipairs { '{"$number":"x"}', '{"$number":5}', '{"$int":"1.5"}', '{"$uint":"-1"}', '{"$bytes":"0"}', '{"$bytes":"xx"}',
+      '{"$map":5}', '{"$map":[5]}', '{"$map":[[null,1]]}', '{"$map":[[{"$number":"nan"},1]]}' } do
+      assert.error_matches(function() values.decode(json, "spec") end, "^spec: '%$%a+' of its values is nothing that a checkpoint has",
+        nil, json)
+    end
     assert.error_matches(function() values.encode({ f = print }, "spec") end, "spec: values%[f%] is a function")
   end)
 end)

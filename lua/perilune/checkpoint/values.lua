@@ -89,29 +89,46 @@ end
 --- The JSON text of a value; func: whose it is, for errors.
 function M.encode(x, func) return write(x, func, "values", 1) end
 
+local numbers = { nan = 0 / 0, inf = math.huge, ["-inf"] = -math.huge }
+
+--- What an object with one key that begins with "$" says; nil: it is none that encode writes.
 local special = {
-  ["$number"] = function(s) return tonumber(s) or s == "nan" and 0 / 0 or s == "inf" and math.huge or s == "-inf" and -math.huge end,
+  ["$number"] = function(s) return numbers[s] end,
   ["$int"] = function(s)
     local minus, digits = s:match "^(%-?)(%d+)$"
     local x = 0LL
     for c in (digits or ""):gmatch "." do x = x * 10 + tonumber(c) end
-    return minus == "-" and -x or x
+    return digits and (minus == "-" and -x or x)
   end,
   ["$uint"] = function(s)
     local x = 0ULL
     for c in s:gmatch "%d" do x = x * 10 + tonumber(c) end
-    return x
+    return s:match "^%d+$" and x
   end,
-  ["$bytes"] = function(s) return (s:gsub("%x%x", function(h) return string.char(tonumber(h, 16)) end)) end,
+  ["$bytes"] = function(s)
+    return #s % 2 == 0 and not s:find "%X" and (s:gsub("%x%x", function(h) return string.char(tonumber(h, 16)) end))
+  end,
 }
+
+local function wrong(what) P.fail(("'%s' of its values is nothing that a checkpoint has"):format(what)) end
 
 local function read(x)
   if type(x) ~= "table" then return x end
   local key, value = next(x)
-  if type(key) == "string" and special[key] and type(value) == "string" and next(x, key) == nil then return special[key](value) end
+  local alone = key ~= nil and next(x, key) == nil
+  if alone and special[key] then
+    local result = type(value) == "string" and special[key](value) or nil
+    if result == nil then wrong(key) end
+    return result
+  end
   local result = {}
-  if key == "$map" and type(value) == "table" and next(x, key) == nil then
-    for _, pair in ipairs(value) do result[read(pair[1])] = read(pair[2]) end
+  if alone and key == "$map" then
+    for _, pair in ipairs(type(value) == "table" and value or wrong(key)) do
+      local name
+      if type(pair) == "table" then name = read(pair[1]) end
+      if name == nil or name ~= name then wrong(key) end
+      result[name] = read(pair[2])
+    end
     return result
   end
   for k, v in util.ordered(x) do result[k] = read(v) end
@@ -122,7 +139,9 @@ end
 function M.decode(json_text, from)
   local value, _, err = json.decode(json_text, 1, nil, nil)
   if err then P.fail(("%s: its values are no JSON: %s"):format(from, err)) end
-  return read(value)
+  local ok, result = pcall(read, value)
+  if not ok then P.fail(("%s: %s"):format(from, errors.describe(result))) end
+  return result
 end
 
 return M
