@@ -1,7 +1,7 @@
 -- Processes that are killed at any moment of saving leave the checkpoint before or the one after, whole, and nothing that the next save
 -- does not sweep; and who reads while others replace and remove checkpoints sees one of them, never parts of two.
 --
--- CHECKPOINT_KILLS=n: that many kills of each kind, where `make test` has a few.
+-- PERI_TEST_KILLS=n: that many kills of each kind, where `make test` has a few.
 -- deadline: 180 s
 local ffi = require "ffi"
 local peri = require "perilune"
@@ -13,7 +13,7 @@ pcall(ffi.cdef, "int kill(int, int)")
 
 local folder, clean = shell.temporary()
 teardown(function() clean() end)
-local KILLS = tonumber(os.getenv "CHECKPOINT_KILLS") or false
+local KILLS = tonumber(os.getenv "PERI_TEST_KILLS") or false
 local random = math.random
 
 --- Saves in a loop, with replace and by a Saver. Every element of every tensor is the number of the step. Arguments: the folder, how many
@@ -109,12 +109,13 @@ local function start(of, ranks, steps)
   return shell.start(("%s run -n %d %s %s %d"):format(shell.perilune, ranks, script, of, steps or 0))
 end
 
-local function await(path)
-  for _ = 1, 4000 do
-    if exists(path) then return end
+--- Wait until a process that start began has saved once.
+local function await(of, wait)
+  for _ = 1, 10000 do
+    if exists(of .. "/ready") then return end
     ffi.C.usleep(5000)
   end
-  error(path .. " did not come")
+  error("nothing was saved: " .. wait())
 end
 
 describe("saving that is killed", function()
@@ -126,7 +127,7 @@ describe("saving that is killed", function()
       local step, swept = 0, 0
       for _ = 1, KILLS or times do
         local wait = start(of, ranks)
-        await(of .. "/ready")
+        await(of, wait)
         ffi.C.usleep(random(0, 60000))
         for _, rank in ipairs(victims) do ffi.C.kill(pid_of(of, rank), 9) end
         local _, status = wait()
@@ -180,7 +181,7 @@ describe("reading while another process replaces and removes", function()
     local of, seen, gone = folder .. "/read", 0, 0
     shell.run(("mkdir -p %s"):format(of))
     local wait = start(of, 1, KILLS and 2000 or 100)
-    await(of .. "/ready")
+    await(of, wait)
     local function try(path)
       local ok, err = pcall(function()
         local c = peri.checkpoint.open(path)
