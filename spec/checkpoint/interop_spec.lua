@@ -111,9 +111,10 @@ for _, case in ipairs(CASES) do
     local function torchrec(command, ranks)
       local port = 20000 + tonumber((shell.run "echo $$")) % 10000
       local pipes, all = {}, ""
+      local words = table.concat({ python, "spec/checkpoint/interop.py", command, folder, tables, dense }, " ")
       for r = 0, ranks - 1 do
-        pipes[r] = assert(io.popen(("env -u LD_PRELOAD PYTHONDONTWRITEBYTECODE=1 RANK=%d WORLD_SIZE=%d MASTER_PORT=%d '%s' "
-          .. "spec/checkpoint/interop.py %s 2>&1; echo status $?"):format(r, ranks, port, python, table.concat({ command, folder, tables, dense }, " "))))
+        pipes[r] = assert(io.popen(("env -u LD_PRELOAD PYTHONDONTWRITEBYTECODE=1 RANK=%d WORLD_SIZE=%d MASTER_PORT=%d %s 2>&1; "
+          .. "echo status $?"):format(r, ranks, port, words)))
       end
       for r = 0, ranks - 1 do
         all = all .. pipes[r]:read "*a"
