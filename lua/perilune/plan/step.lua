@@ -240,10 +240,14 @@ local function far_ms(ranks, topology, amounts, costs)
   return { forward = ms.forward - all.forward, backward = ms.backward - all.backward }
 end
 
-local function most_of(ranks, field)
-  local most = 0
-  for _, c in ipairs(ranks) do most = math.max(most, c[field]) end
-  return most
+--- Milliseconds that a pass takes longer for what moves between memories: beside what each rank computes.
+local function below_ms(ranks, topology, amounts, costs, way)
+  local field, any = "below_" .. way, 0
+  for _, c in ipairs(ranks) do any = math.max(any, c[field]) end
+  if any == 0 then return 0 end
+  local own, without, with = computed(amounts, topology, costs, way).own, 0, 0
+  for r, c in ipairs(ranks) do without, with = math.max(without, own[r]), math.max(with, own[r] + c[field]) end
+  return with - without
 end
 
 --- Milliseconds of a step: all, forward, backward.
@@ -253,7 +257,7 @@ local function step_ms(ranks, topology)
   for _, way in ipairs { "forward", "backward" } do
     local of = amounts[way]
     passes[way] = computed_ms(of, costs, way) + far[way] * price(costs, way, "far") + of.far_sums * price(costs, way, "far_sums")
-      + of.far_mixed * price(costs, way, "far_mixed") + most_of(ranks, "below_" .. way)
+      + of.far_mixed * price(costs, way, "far_mixed") + below_ms(ranks, topology, amounts, costs, way)
   end
   return passes.forward + passes.backward, passes.forward, passes.backward
 end

@@ -125,7 +125,7 @@ function Knapsack:fill(longest, left_hbm, left_ddr, ms)
         local gain, h, d = time[now] - time[i], hbm[i] - hbm[now], ddr[i] - ddr[now]
         if gain > 0 and h <= left_hbm and d <= left_ddr and top[i] <= longest and self.hbm_shard[i] <= self.most.hbm
           and self.ddr_shard[i] <= self.most.ddr then
-          local worth = gain / (math.max(h, 0) / self.room.hbm + math.max(d, 0) / self.room.ddr + 1e-12)
+          local worth = gain / (math.max(h, 0) / math.max(self.room.hbm, 1) + math.max(d, 0) / math.max(self.room.ddr, 1) + 1e-12)
           if worth > best then best, table_at, option_at = worth, t, i end
         end
       end
