@@ -8,6 +8,7 @@ local nn = require "perilune.nn"
 local config = require "perilune.embed.config"
 local TableCollection = require "perilune.embed.collection"
 local ShardedModule = require "perilune.shard.module"
+local state_dicts = require "perilune.tensor.state_dict"
 local signature = require "perilune.signature"
 
 local M = {}
@@ -151,7 +152,7 @@ function PermutePooledEmbeddings:forward(pooled)
   return sparse.permute_pooled_embs(pooled, self._offsets, self._permute)
 end
 
-signature.kind("state_dict", "a state_dict: a table of names, no object", function(x) return type(x) == "table" and not getmetatable(x) end)
+signature.kind("state_dict", "a state_dict: a table of names, no object", state_dicts.is_dict)
 signature.check("utils.", M, {
   append_prefix = "prefix: string, name: string", filter_state_dict = "state_dict: state_dict, name: string",
   add_prefix_to_state_dict = "state_dict: state_dict, prefix: string",

@@ -27,6 +27,9 @@ local function is_dict(x)
   return class == Live or class == Copied or type(x) == "table" and class == nil
 end
 
+--- True for what state_dict() returns, its copies, and plain tables.
+M.is_dict = is_dict
+
 local function copy_tensor(t) return Tensor.empty(t:shape(), t:dtype(), t:device()):copy(t:detach()) end
 local function cloned(t) return t:clone() end
 local function gathered(t) return t:gather() end
