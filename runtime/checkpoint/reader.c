@@ -134,7 +134,9 @@ peri_status peri_checkpoint_open(const char *path, peri_checkpoint **out)
     peri_status status = S_ISDIR(s.st_mode) ? open_folder(c, path, what) : open_file(c, path, what);
     if (status < 0) peri_checkpoint_release(c);
     else *out = c;
-    return status;
+    if (status != PERI_EINVAL && status != PERI_EMISMATCH) return status;
+    snprintf(what, sizeof what, "%s", peri_error_message()); /* of what the file says: it is the file that is wrong, not the call */
+    return peri__fail(PERI_EFORMAT, "%s", what);
 }
 
 bool peri__checkpoint_alone(const peri_checkpoint *c)

@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 static char folder[64], saving[128], path[128];
 static uint64_t state;
@@ -441,6 +442,89 @@ static void damage_is_named(void **context)
     assert_fails(read_all(), PERI_ENOTFOUND, "model");
 }
 
+/** Write @body, a manifest without its end, with the checksum that it has. */
+static void write_manifest(const char *body)
+{
+    char text[4096];
+    XXH128_hash_t h = XXH3_128bits(body, strlen(body));
+    int n = snprintf(text, sizeof text, "%s,\n\"checksum\":\"%016llx%016llx\"}\n", body, (unsigned long long)h.high64,
+                     (unsigned long long)h.low64);
+    assert_true(n < (int)sizeof text);
+    write_file("manifest.json", text, n);
+}
+
+/** Manifests whose checksums hold and that strangers have made up; links, pipes and folders in place of files. */
+static void strangers_are_refused(void **context)
+{
+    (void)context;
+#define FILES "\"files\":[{\"name\":\"x\",\"bytes\":20}],"
+#define OF(files, shape, pieces)                                                                                                           \
+    "{\"format\":\"perilune-checkpoint\",\"version\":1,\n" files                                                                            \
+    "\"tensors\":[{\"name\":\"t\",\"dtype\":\"F32\",\"shape\":" shape ",\"pieces\":[" pieces "]}]"
+#define PIECE(begin, bytes, offset, size)                                                                                                  \
+    "{\"file\":0,\"begin\":" begin ",\"bytes\":" bytes ",\"offset\":[" offset "],\"size\":[" size "]}"
+#define NAMED(name, bytes) "\"files\":[{\"name\":\"" name "\",\"bytes\":" bytes "}],"
+    static const struct {
+        const char *body, *why;
+    } cases[] = {
+        {OF(NAMED("x", "9223372036854775807"), "[3]", PIECE("9223372036854775800", "12", "0", "3")), "outside its file"},
+        {OF(NAMED("x", "9223372036854775808"), "[3]", PIECE("8", "12", "0", "3")), "too large"},
+        {OF(NAMED("x", "-1"), "[3]", PIECE("8", "12", "0", "3")), "without its bytes"},
+        {OF(FILES, "[9223372036854775807]", PIECE("8", "12", "0", "9223372036854775807")), "too many elements"},
+        {OF(FILES, "[4611686018427387904,4]", ""), "too many elements"},
+        {OF(FILES, "[3]", PIECE("8", "12", "9223372036854775807", "3")), "allowed: within 0 to 3"},
+        {OF(FILES, "[3]", PIECE("-8", "12", "0", "3")), "outside its file"},
+        {OF(FILES, "[3]", PIECE("8", "16", "0", "3")), "not those of its elements"},
+        {OF(FILES, "[3]", PIECE("8", "12", "0", "3") "," PIECE("8", "4", "2", "1")), "the same elements"},
+        {OF(FILES, "[3]", ""), "0 of its 3 elements"},
+        {OF(NAMED("../x", "20"), "[3]", PIECE("8", "12", "0", "3")), "no plain name"},
+        {OF(NAMED("..", "20"), "[3]", PIECE("8", "12", "0", "3")), "no plain name"},
+        {OF(NAMED("manifest.json", "20"), "[3]", PIECE("8", "12", "0", "3")), "no plain name"},
+        {"{\"format\":\"perilune-checkpoint\",\"version\":2", "version 2 of the format"},
+    };
+    peri_checkpoint *c;
+    char file[PATH_MAX], other[PATH_MAX];
+    mkdir(path, 0777);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        write_manifest(cases[i].body);
+        assert_fails(peri_checkpoint_open(path, &c), PERI_EFORMAT, cases[i].why);
+    }
+    /* A file that is listed twice is one file. */
+    const float values[] = {0, 0, 1, 2, 3};
+    write_manifest(OF("\"files\":[{\"name\":\"x\",\"bytes\":20},{\"name\":\"x\",\"bytes\":20}],", "[3]",
+                      PIECE("8", "4", "0", "1") ",{\"file\":1,\"begin\":12,\"bytes\":8,\"offset\":[1],\"size\":[2]}"));
+    write_file("x", (const char *)values, 20);
+    check_one(values + 2, 3);
+    assert_ok(peri_checkpoint_remove(path));
+    assert_int_equal(access(path, F_OK), -1);
+    /* Not what the manifest says: longer than any file, a link, a pipe, a folder. */
+    mkdir(path, 0777);
+    write_manifest(OF(NAMED("x", "9223372036854775807"), "[3]", PIECE("9223372036854775795", "12", "0", "3")));
+    write_file("x", (const char *)values, 20);
+    assert_fails(read_all(), PERI_EFORMAT, "has 20 bytes");
+    write_manifest(OF(FILES, "[3]", PIECE("8", "12", "0", "3")));
+    snprintf(file, sizeof file, "%.2000s/x", path);
+    snprintf(other, sizeof other, "%.2000s/y", path);
+    assert_int_equal(rename(file, other), 0);
+    assert_int_equal(symlink(other, file), 0);
+    assert_fails(read_all(), PERI_EIO, "symbolic links");
+    unlink(file);
+    assert_int_equal(mkfifo(file, 0666), 0);
+    assert_fails(read_all(), PERI_EFORMAT, "/x'");
+    unlink(file);
+    assert_int_equal(mkdir(file, 0777), 0);
+    assert_fails(read_all(), PERI_EFORMAT, "/x'");
+    rmdir(file);
+    /* A folder by another name can be read, and only be removed by its own. */
+    assert_int_equal(rename(other, file), 0);
+    snprintf(other, sizeof other, "%.2000s/link", folder);
+    assert_int_equal(symlink(path, other), 0);
+    assert_ok(peri_checkpoint_open(other, &c));
+    peri_checkpoint_release(c);
+    assert_fails(peri_checkpoint_remove(other), PERI_EINVAL, "a link to a folder");
+    assert_ok(read_all());
+}
+
 /** What exists is refused, and what is no checkpoint is never replaced or removed. */
 static void only_checkpoints_are_replaced(void **context)
 {
@@ -558,6 +642,7 @@ static const struct CMUnitTest tests[] = {
     TEST(columns_have_means),
     TEST(a_failed_save_leaves_the_old_one),
     TEST(damage_is_named),
+    TEST(strangers_are_refused),
     TEST(only_checkpoints_are_replaced),
     TEST(parts_must_fit),
     TEST(bools_are_checked),
