@@ -459,7 +459,7 @@ static void strangers_are_refused(void **context)
     (void)context;
 #define FILES "\"files\":[{\"name\":\"x\",\"bytes\":20}],"
 #define OF(files, shape, pieces)                                                                                                           \
-    "{\"format\":\"perilune-checkpoint\",\"version\":1,\n" files                                                                            \
+    "{\"format\":\"perilune-checkpoint\",\"version\":1,\n" files                                                                      \
     "\"tensors\":[{\"name\":\"t\",\"dtype\":\"F32\",\"shape\":" shape ",\"pieces\":[" pieces "]}]"
 #define PIECE(begin, bytes, offset, size)                                                                                                  \
     "{\"file\":0,\"begin\":" begin ",\"bytes\":" bytes ",\"offset\":[" offset "],\"size\":[" size "]}"
