@@ -218,7 +218,7 @@ int32_t peri_group_rank(const peri_group *group) { return group ? group->rank : 
 int32_t peri_group_size(const peri_group *group) { return group ? group->size : 0; }
 int32_t peri_group_local_rank(const peri_group *group) { return group ? group->local_rank : -1; }
 int32_t peri_group_local_size(const peri_group *group) { return group ? group->local_size : 0; }
-int32_t peri_group_global_rank(const peri_group *group, int32_t rank) 
+int32_t peri_group_global_rank(const peri_group *group, int32_t rank)
 {
     return group && rank >= 0 && rank < group->size ? group->ranks[rank] : -1;
 }

@@ -177,7 +177,7 @@ int32_t peri__tbe_parts(const peri_tbe *tbe, peri_k_cache_part part[PERI_CACHE_P
     return n;
 }
 
-const char *peri_tbe_state_name(const peri_tbe *tbe, int32_t i) 
+const char *peri_tbe_state_name(const peri_tbe *tbe, int32_t i)
 {
     return tbe && i >= 0 && i < tbe->n_states ? tbe->state[i].name : NULL;
 }

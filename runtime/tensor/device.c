@@ -155,7 +155,7 @@ peri_status peri_device_get(const char *name, peri_device **out)
 }
 
 const char *peri_device_name(const peri_device *device) { return device ? device->name : NULL; }
-bool peri_device_host_access(const peri_device *device) 
+bool peri_device_host_access(const peri_device *device)
 {
     return device && (device->caps & PERI_DEVICE_HOST_ACCESS);
 }

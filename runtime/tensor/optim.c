@@ -349,7 +349,7 @@ peri_status peri_optim_get(const peri_optim *o, const char *name, double *out)
     return PERI_OK;
 }
 
-const char *peri_optim_state_name(const peri_optim *o, int32_t i) 
+const char *peri_optim_state_name(const peri_optim *o, int32_t i)
 {
     return o && i >= 0 && i < o->states ? o->names[i] : NULL;
 }
@@ -371,7 +371,7 @@ peri_status peri_optim_state(peri_optim *o, int32_t param, const char *name, per
                       o->states ? o->names[0] : "(none)");
 }
 
-int64_t peri_optim_steps(const peri_optim *o, int32_t param) 
+int64_t peri_optim_steps(const peri_optim *o, int32_t param)
 {
     return o && param >= 0 && param < o->n ? o->steps[param] : -1;
 }
