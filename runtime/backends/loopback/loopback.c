@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * loopback.c: what mpirun loads before the C library (LD_PRELOAD) when all ranks are on its machine: sockets that it binds to every address
- * of the machine are bound to the loopback's. mpirun listens on all of them for those who start ranks on other machines, and no parameter
- * of Open MPI's says otherwise. The ranks, and what they start, inherit the variable: there it takes itself out and does nothing.
+ * loopback.c: what mpirun loads before the C library (LD_PRELOAD) when all ranks are on its machine: sockets that it binds to addresses
+ * of the machine are bound to the loopback's. mpirun listens on all of them, and prterun on an interface's too, for those who start ranks
+ * on other machines, and no parameter of Open MPI's says otherwise. The ranks, and what they start, inherit the variable: there it takes
+ * itself out and does nothing.
  */
 #include <errno.h>
 #include <netinet/in.h>
@@ -40,12 +41,12 @@ int bind(int fd, const struct sockaddr *address, socklen_t len)
     struct sockaddr_in6 own6;
     if (active && address && address->sa_family == AF_INET && len == sizeof own) {
         memcpy(&own, address, sizeof own);
-        if (own.sin_addr.s_addr == htonl(INADDR_ANY)) own.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+        own.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
         return (int)syscall(SYS_bind, fd, &own, sizeof own);
     }
     if (active && address && address->sa_family == AF_INET6 && len == sizeof own6) {
         memcpy(&own6, address, sizeof own6);
-        if (IN6_IS_ADDR_UNSPECIFIED(&own6.sin6_addr)) own6.sin6_addr = in6addr_loopback;
+        own6.sin6_addr = in6addr_loopback;
         return (int)syscall(SYS_bind, fd, &own6, sizeof own6);
     }
     return (int)syscall(SYS_bind, fd, address, len);
