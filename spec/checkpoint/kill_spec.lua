@@ -128,7 +128,7 @@ describe("saving that is killed", function()
       for _ = 1, KILLS or times do
         local wait = start(of, ranks)
         await(of, wait)
-        ffi.C.usleep(random(0, 60000))
+        ffi.C.usleep(random(0, KILLS and 300000 or 60000))
         for _, rank in ipairs(victims) do ffi.C.kill(pid_of(of, rank), 9) end
         local _, status = wait()
         assert.is_not.equal(0, status)
@@ -180,7 +180,7 @@ describe("reading while another process replaces and removes", function()
   it("sees one checkpoint, whole, or is told that it is not there any more", function()
     local of, seen, gone = folder .. "/read", 0, 0
     shell.run(("mkdir -p %s"):format(of))
-    local wait = start(of, 1, KILLS and 2000 or 100)
+    local wait = start(of, 1, KILLS and 400 or 100)
     await(of, wait)
     local function try(path)
       local ok, err = pcall(function()
