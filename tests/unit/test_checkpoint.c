@@ -395,12 +395,12 @@ static peri_status read_all(void)
 {
     peri_checkpoint *c;
     const int64_t n = 3;
-    peri_tensor *out;
+    peri_tensor *out = NULL;
     PERI_TRY(peri_checkpoint_open(path, &c));
     peri_status status = peri_tensor_new(cpu(), PERI_F32, 1, &n, &out);
     if (status >= 0) status = peri_checkpoint_read(c, 0, &(peri_checkpoint_region){.size = {3}}, out);
     if (status >= 0) status = peri_checkpoint_verify(c, 0, 0);
-    if (status >= 0) peri_tensor_release(out);
+    peri_tensor_release(out);
     peri_checkpoint_release(c);
     return status;
 }
