@@ -212,7 +212,8 @@ function Climber:climb(seconds)
       self.scale = math.max(math.min(self.scale, (select(2, self:cost()))), 1e-9)
       now = self:cost()
     end
-    local t, a, b = self:some_table()
+    local t = self:some_table()
+    local a, b
     if self.draw() < 0.2 then a, b = self:exchange(t) else
       a = self:change(t)
       if self.draw() < 0.3 then b = self:change(self:some_table()) end
