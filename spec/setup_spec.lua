@@ -68,6 +68,7 @@ describe("make", function()
 
   it("gives the demonstration its words whole, and two ranks unless told", function()
     local out = shell.run [[make -n demo-run RANKS= DATA="/tmp/it's a b.txt" PLAN='my plan.lua']]
+    out = out:gsub("%s*\\\n%s*", " ") -- versions of make print an empty continued line, or none
     assert.truthy(out:find([[--plan 'my plan.lua' --data '/tmp/it'\''s a b.txt']], 1, true), out)
     assert.not_matches("run %-n examples", out)
     assert.matches("run %-n '?[12]'? examples/dlrm%.lua", out)
