@@ -59,7 +59,8 @@ typedef struct peri_checkpoint_folder_ref {
 PERI_API peri_status peri_checkpoint_folder_new(const char *path, peri_checkpoint_folder **out);
 /** Its path. Borrowed. */
 PERI_API const char *peri_checkpoint_folder_path(const peri_checkpoint_folder *folder);
-/** Give it up: if it was not published, it is removed with what a save wrote into it. NULL is fine. */
+/** Give it up: if it was not published, it is removed with what a save wrote into it. After publishing, readers wait for this. NULL is
+ *  fine. */
 PERI_API void peri_checkpoint_folder_release(peri_checkpoint_folder *folder);
 /** On the other ranks: wait until the folder @path is here too, at most 30 s (on network file systems names appear late). PERI_ENOTFOUND:
  *  this host does not share it. */
@@ -132,9 +133,10 @@ typedef struct peri_checkpoint_facts {
 PERI_API peri_status peri_checkpoint_publish(const char *folder, const char *path, const char *const *parts, int32_t n,
                                              const peri_checkpoint_facts *facts, bool replace, char digest[PERI_CHECKPOINT_DIGEST + 1]);
 
-/** Remove the checkpoint in folder @path: its manifest first, then the files that it lists, then the folder. PERI_EPEER: somebody has it
- *  open (peri_checkpoint_open), nothing was removed. PERI_EIO: something could not be removed; what is no file of the checkpoint is never
- *  touched, and keeps the folder. */
+/** Remove the checkpoint in folder @path: it gets the name of a save's folder, which later saves sweep if this process dies; then its
+ *  manifest is removed, the files that it lists, and the folder. PERI_EPEER: somebody has it open (peri_checkpoint_open), nothing was
+ *  removed. PERI_EINVAL: @path is a file, or a link. PERI_EIO: something could not be removed; what is no file of the checkpoint is never
+ *  touched, and keeps the folder under its name. */
 PERI_API peri_status peri_checkpoint_remove(const char *path);
 
 /* -- reading ----------------------------------------------------------------------------------------------------------------------- */
@@ -148,8 +150,9 @@ typedef struct peri_checkpoint_ref {
 } peri_checkpoint_ref;
 
 /** Open the checkpoint in folder @path, or a single safetensors file. Reads the manifest only. As long as it is open nobody removes it
- *  (peri_checkpoint_remove). Errors: PERI_ENOTFOUND (no such path),
- *  PERI_EFORMAT (no manifest, one that is damaged, or of a later version), each with the place. @out new. */
+ *  (peri_checkpoint_remove), and what replaces it meanwhile is not seen. Waits a second at most for who is saving or removing it. Errors:
+ *  PERI_ENOTFOUND (no such path, or not any more), PERI_EFORMAT (no manifest, one that is damaged, or of a later version), each with the
+ *  place. @out new. */
 PERI_API peri_status peri_checkpoint_open(const char *path, peri_checkpoint **out);
 /** Free it; NULL is fine. */
 PERI_API void peri_checkpoint_release(peri_checkpoint *checkpoint);
