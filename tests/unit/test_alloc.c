@@ -133,7 +133,7 @@ static void a_fault_point_fails_its_kth_passage_once(void **state)
 static void fault_points_are_checked(void **state)
 {
     (void)state;
-    assert_fails(peri_fault_arm("allok", 1), PERI_ENOTFOUND, "no fault point 'allok'; known: alloc coll_drop");
+    assert_fails(peri_fault_arm("allok", 1), PERI_ENOTFOUND, "no fault point 'allok'; known: alloc checkpoint_read");
     assert_fails(peri_fault_arm(NULL, 1), PERI_ENOTFOUND, "(null)");
     assert_fails(peri_fault_arm("alloc", -1), PERI_EINVAL, "k = -1");
     assert_int_equal(peri_fault_passed("nothing"), -1);
