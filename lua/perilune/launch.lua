@@ -65,7 +65,8 @@ end
 --- options: ranks, script, arguments (list), hosts, hostfile, bind, mpi (list of further mpirun arguments), traceback, grace (seconds that
 --- the script has to stop), stop_on (list of names of signals that ask for it, beside SIGTERM and SIGINT); words: the
 --- launcher's command line on every rank, if it is not to run a script.
---- machine: program (of the launcher), cpus, root, peer_memory, ssh, allocation (of a batch system: it may span machines), folder (of
+--- machine: program (of the launcher), cpus, root, peer_memory, ssh, allocation (of a batch system: it may span machines), nodes (Open
+--- MPI's own settings name some), folder (of
 --- this job, for files of Open MPI's; nil: where it likes), openmpi (facts of its mpirun: launch/openmpi.lua): what is known of this
 --- machine.
 function M.command(options, machine)
@@ -88,7 +89,7 @@ function M.command(options, machine)
     local chosen = machine.allocation or os.getenv "OMPI_MCA_pml" or mentions(options.mpi, "pml")
     if not chosen then append(c, "--mca", "pml", "ob1") end
     -- Transports of networks would listen to everybody for the other ranks, which are here.
-    if not (chosen or os.getenv "OMPI_MCA_btl" or mentions(options.mpi, "btl")) then append(c, "--mca", "btl", NETWORKS) end
+    if not (chosen or machine.nodes or os.getenv "OMPI_MCA_btl" or mentions(options.mpi, "btl")) then append(c, "--mca", "btl", NETWORKS) end
     -- What Open MPI makes in /tmp and /dev/shm has names that can be guessed: they go into a folder of this job.
     for _, option in ipairs(machine.folder and machine.openmpi.folders or {}) do append(c, option[1], option[2], machine.folder) end
   end
@@ -126,12 +127,23 @@ local function available_memory()
   return kib and tonumber(kib) / 1024 or math.huge
 end
 
+--- Whether Open MPI gets nodes otherwise than by our options: by its variables, words for mpirun, or its default file.
+local function names_nodes(words)
+  for _, name in ipairs { "OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile", "PRTE_MCA_default_hostfile" } do
+    if os.getenv(name) then return true end
+  end
+  for _, word in ipairs(words or {}) do
+    if word:find("host", 1, true) or word == "-H" or word:find("machinefile", 1, true) then return true end
+  end
+  return ("\n" .. (util.read_file "/etc/openmpi/openmpi-default-hostfile" or "")):find "\n%s*[^%s#]" ~= nil
+end
+
 --- What `command` and `refusal` want to know of this machine, whose mpirun is of such facts.
-function M.machine(ranks, facts)
+function M.machine(options, facts)
   local launcher = require "perilune.launcher"
   return { openmpi = facts, program = launcher.program, cpus = launcher.cpus(), root = launcher.root(),
     peer_memory = launcher.peer_memory(), ssh = on_path "ssh" or on_path "rsh", memory = available_memory(),
-    files = launcher.files(100 + FILES_PER_RANK * ranks),
+    files = launcher.files(100 + FILES_PER_RANK * options.ranks), nodes = names_nodes(options.mpi),
     allocation = os.getenv "SLURM_JOB_ID" or os.getenv "PBS_JOBID" or os.getenv "LSB_JOBID" or os.getenv "PE_HOSTFILE" }
 end
 
@@ -337,7 +349,7 @@ function M.launch(options)
   end
   local facts, lacking = require("perilune.launch.openmpi").find()
   if not facts then return no_mpirun(lacking) end
-  local machine = M.machine(options.ranks, facts)
+  local machine = M.machine(options, facts)
   local refusal = variables_refused() or M.refusal(options, machine)
   if refusal then
     say("perilune: " .. refusal)
@@ -352,7 +364,7 @@ function M.launch(options)
     launcher.setenv("PMIX_MCA_psec", "^munge")
   end
   local preload
-  if not (options.hosts or options.hostfile or machine.allocation) then -- all ranks are here: nobody else needs to reach them
+  if not (options.hosts or options.hostfile or machine.allocation or machine.nodes) then -- all ranks are here: nobody else reaches them
     machine.folder, preload = launcher.folder(options.ranks * SEGMENT), launcher.loopback()
   end
   local code, why = require("perilune.launch.job").run(M.command(options, machine), options.ranks,
