@@ -236,7 +236,7 @@ local function set_checkpoint(options)
     if options[name] and not options.checkpoint then return ("run: --%s goes with --checkpoint FOLDER"):format(name) end
   end
   if not options.checkpoint then return nil end
-  local ok, err = pcall(require("perilune.checkpoint").Saver.interval, "run", options.every or "10m")
+  local ok, err = pcall(require "perilune.checkpoint.interval", "run", options.every or "10m")
   if not ok then return (require("perilune.errors").describe(err)) end
   launcher.setenv("PERI_CHECKPOINT", options.checkpoint)
   for name, value in require("perilune.util").ordered { EVERY = options.every, KEEP = options.keep, RESUME = options.resume } do

@@ -194,7 +194,7 @@ peri_status peri_checkpoint_lock_new(const char *folder, peri_checkpoint_lock **
         ssize_t n = pread(fd, who, sizeof who - 1, 0);
         who[n > 0 ? n : 0] = 0;
         close(fd);
-        return peri__fail(PERI_EPEER, "checkpoint: another job saves into folder '%.300s' (%s); stop it, or take another folder", folder,
+        return peri__fail(PERI_EPEER, "checkpoint: folder '%.300s' is saved into already (%s); stop that, or take another folder", folder,
                           who);
     }
     char host[100] = "?";

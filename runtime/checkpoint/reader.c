@@ -75,6 +75,25 @@ static peri_status load_manifest(peri_checkpoint *c, const char *path, const cha
     }
 }
 
+/** All files that the manifest lists are there, with the bytes that it says. */
+static peri_status check_files(const peri_checkpoint *c, const char *what)
+{
+    for (int64_t f = 0; f < c->m.n_files; f++) {
+        const char *name = peri__manifest_text(&c->m, c->m.files[f].name);
+        struct stat s;
+        if (fstatat(c->dir, name, &s, AT_SYMLINK_NOFOLLOW) != 0) {
+            int why = errno;
+            return peri__fail(why == ENOENT ? PERI_ENOTFOUND : PERI_EIO, "%s: file '%.150s', which its manifest lists: %s", what, name,
+                              strerror(why));
+        }
+        if (!S_ISREG(s.st_mode)) return peri__fail(PERI_EFORMAT, "%s: '%.150s' is no regular file", what, name);
+        if (s.st_size != c->m.files[f].bytes)
+            return peri__fail(PERI_EFORMAT, "%s: file '%.150s' has %lld bytes, %lld are wanted", what, name, (long long)s.st_size,
+                              (long long)c->m.files[f].bytes);
+    }
+    return PERI_OK;
+}
+
 static peri_status open_folder(peri_checkpoint *c, const char *path, const char *what)
 {
     char *text;
@@ -83,7 +102,8 @@ static peri_status open_folder(peri_checkpoint *c, const char *path, const char 
     PERI_TRY(load_manifest(c, path, what, &text, &bytes));
     peri_status status = peri__manifest_parse(&c->m, text, bytes, false, what);
     peri__free(text);
-    return status < 0 ? status : peri__manifest_settle(&c->m, what);
+    if (status >= 0) status = peri__manifest_settle(&c->m, what);
+    return status < 0 ? status : check_files(c, what);
 }
 
 /** A safetensors file: 8 bytes, the header that they count, data. */

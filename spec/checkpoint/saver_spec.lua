@@ -95,7 +95,7 @@ describe("a Saver", function()
     local path, p = folder .. "/shared", model()
     local saver = peri.checkpoint.Saver { folder = path, parts = p, every = 1, keep = 1 }
     assert.error_matches(function() peri.checkpoint.Saver { folder = path, parts = p } end,
-      "another job saves into folder .*process %d+ on")
+      "is saved into already %(process %d+ on")
     local first = saver:save(1)
     local reader = peri.checkpoint.open(first)
     shell.run("touch " .. path .. "/notes " .. path .. "/save-000009-step-9")
@@ -158,7 +158,7 @@ describe("perilune run --checkpoint", function()
   end
   local function equal(a, b)
     local out, status = shell.run(("%s checkpoint diff %s/%s %s/%s"):format(shell.perilune, folder, a, folder, b))
-    assert.equal("0 all 11 tensors are equal\n", status .. " " .. out)
+    assert.equal("0 all 11 tensors are equal,", (status .. " " .. out):match "^[^,]*,")
   end
 
   it("goes on after a rank was killed or failed, on another number of ranks, to the same bits", function()

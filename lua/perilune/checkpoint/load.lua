@@ -46,23 +46,39 @@ local function within(prefixes, name)
   end
 end
 
+--- The name here of a tensor, and the begin that was renamed (nil: none was).
 local function renamed(rename, name)
   for from, to in util.ordered(rename or {}) do
-    if name:sub(1, #from) == from then return to .. name:sub(#from + 1) end
+    if name:sub(1, #from) == from then return to .. name:sub(#from + 1), from end
   end
   return name
 end
 
+local function check_rename(func, rename)
+  if rename == nil then return end
+  for from, to in util.ordered(signature.value(func, "rename", rename, "table")) do
+    if type(from) ~= "string" or type(to) ~= "string" or from == "" then
+      P.fail(("%s: rename has %s = %s, wanted begins of names: { ['model/old.'] = 'model/new.' }"):format(func, tostring(from), tostring(to)))
+    end
+  end
+end
+
 --- The names that are loaded: a list of { name = in the checkpoint, as = here }, and whether some were left out on purpose.
 local function choose(func, c, a)
-  local list, partial, used = {}, false, {}
+  local list, partial, used, taken, from = {}, false, {}, {}, {}
   for _, name in ipairs(c:names()) do
-    local as = renamed(a.rename, name)
+    local as, begin = renamed(a.rename, name)
+    if begin then from[begin] = true end
+    if taken[as] then P.fail(("%s: rename makes '%s' of both '%s' and '%s'"):format(func, as, taken[as], name)) end
+    taken[as] = name
     local only, except = a.only and within(a.only, as), a.except and within(a.except, as)
     if only then used[only] = true end
     if except then used[except] = true end
     if (a.only and not only) or except then partial = true
     else list[#list + 1] = { name = name, as = as } end
+  end
+  for begin in util.ordered(a.rename or {}) do
+    if not from[begin] then P.fail(("%s: rename: checkpoint '%s' has no tensor whose name begins with '%s'"):format(func, c.path, begin)) end
   end
   for _, option in ipairs { "only", "except" } do
     for _, prefix in ipairs(a[option] or {}) do
@@ -70,6 +86,7 @@ local function choose(func, c, a)
         prefix)) end
     end
   end
+  if #list == 0 and partial then P.fail(("%s: only and except leave nothing of checkpoint '%s' to load"):format(func, c.path)) end
   return list, partial
 end
 
@@ -167,10 +184,13 @@ function M.attempt(path, given, options)
   signature.value(func, "path", path, "string")
   local a = util.named(func, options or {}, arguments)
   for _, name in ipairs { "only", "except" } do
-    if a[name] ~= nil then signature.value(func, name, a[name], "strings") end
+    if a[name] ~= nil and #signature.value(func, name, a[name], "strings") == 0 then
+      P.fail(("%s: %s is empty, which would load nothing or leave nothing out; leave it away"):format(func, name))
+    end
   end
-  local group = a.group or P.state.world or nil
-  group = group and group:size() > 1 and group or nil
+  parts_of.check_path(func, path)
+  check_rename(func, a.rename)
+  local group = parts_of.group(func, a.group)
   local opened, c = xpcall(open_together, P.locate, group, func, met, path)
   local ok, result = opened, c
   if opened then

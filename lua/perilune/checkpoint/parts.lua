@@ -8,6 +8,7 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local signature = require "perilune.signature"
 local nn = require "perilune.nn"
+local ranks = require "perilune.nn.ranks"
 local Tensor = require "perilune.tensor"
 local ShardedTensor = require("perilune.tensor.sharded").ShardedTensor
 
@@ -26,6 +27,28 @@ local function tables_of(model)
   return #list > 0 and nn.optim.CombinedOptimizer(list) or nil
 end
 
+--- What a module keeps beside tensors must find its way back.
+local function check_extra(func, name, model)
+  for _, m in ipairs((model.wraps and model.module or model):named_modules()) do
+    if (m.module.get_extra_state == nil) ~= (m.module.set_extra_state == nil) then
+      P.fail(("%s: part '%s': module '%s' (%s) has one of get_extra_state and set_extra_state, wanted both or none"):format(func, name, m.path,
+        m.module.class_name))
+    end
+  end
+end
+
+--- The ranks that save or load together: `group`, or the world if one was joined; nil: this rank alone.
+function M.group(func, group)
+  group = ranks.group_of(func, group)
+  if group and not group.all_gather_object then P.fail(("%s: group is %s, wanted a group of ranks"):format(func, errors.kind(group))) end
+  return group
+end
+
+--- An error unless `path` is one that the system can have as it is.
+function M.check_path(func, path)
+  if path == "" or path:find("\0", 1, true) then P.fail(("%s: the path is empty, or has a zero byte in it"):format(func)) end
+end
+
 --- The parts of a program: a list of { name =, object =, module = (whether it is one) }, models first, each followed by the optimizer of
 --- its tables under the name "<model>.tables". Every object has state_dict and load_state_dict.
 function M.list(func, given)
@@ -40,6 +63,7 @@ function M.list(func, given)
         .. "schedule; plain numbers and texts go into `values`"):format(func, name, errors.kind(object)))
     end
     if nn.Module.is(object) then
+      check_extra(func, name, object)
       models[#models + 1] = { name = name, object = object, module = true }
       local tables = tables_of(object)
       if tables and #tables.names > 0 then models[#models + 1] = { name = name .. ".tables", object = tables } end

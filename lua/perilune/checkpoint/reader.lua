@@ -25,6 +25,7 @@ local Checkpoint = util.class "Checkpoint"
 
 function Checkpoint:init(path)
   signature.value("checkpoint.open", "path", path, "string")
+  if path:find("\0", 1, true) then P.fail "checkpoint.open: the path has a zero byte in it" end
   check(C.peri_checkpoint_open(path, out))
   self.path, self._ref = path, wrap(out[0])
   self._count = tonumber(C.peri_checkpoint_count(out[0]))

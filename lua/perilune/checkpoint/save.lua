@@ -211,8 +211,8 @@ function M.save(path, given, options)
   local func = "checkpoint.save"
   signature.value(func, "path", path, "string")
   local a = util.named(func, options or {}, arguments)
-  local group = a.group or P.state.world or nil
-  group = group and group:size() > 1 and group or nil
+  parts_of.check_path(func, path)
+  local group = parts_of.group(func, a.group)
   local rank, held, folder, text, pieces = group and group:rank() or 0, nil, nil, nil, nil
   together(group, func, function()
     local parts = parts_of.list(func, given)

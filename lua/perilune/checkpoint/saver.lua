@@ -22,7 +22,9 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local signature = require "perilune.signature"
 local stop = require "perilune.stop"
+local parts_of = require "perilune.checkpoint.parts"
 local all_or_none = require("perilune.nn.ranks").all_or_none
+local interval = require "perilune.checkpoint.interval"
 local save = require("perilune.checkpoint.save").save
 local attempt = require("perilune.checkpoint.load").attempt
 local C, check = P.C, P.check
@@ -32,16 +34,6 @@ local lock_out, names_out = ffi.new "peri_checkpoint_lock *[1]", ffi.new "char *
 
 local Saver = util.class "Saver"
 local CHECK_SECONDS = 1 -- how often ranks ask rank 0 whether it is time, about
-
---- "500steps", "500 steps" or 500 -> nil, 500; "90s", "10m", "2h" -> seconds, nil.
-function Saver.interval(func, text)
-  local number, unit = tostring(text):match "^%s*([%d.]+)%s*(%a*)%s*$"
-  local n = tonumber(number)
-  local seconds = ({ s = 1, m = 60, h = 3600 })[unit]
-  if n and n > 0 and seconds then return n * seconds, nil end
-  if n and n >= 1 and n == math.floor(n) and (unit == "" or unit == "steps" or unit == "step") then return nil, n end
-  P.fail(("%s: every is '%s', allowed: a number of steps (1000, 1000steps) or a time (90s, 10m, 2h)"):format(func, tostring(text)))
-end
 
 local arguments = {
   parts = util.required.table,     -- as for checkpoint.save
@@ -60,19 +52,20 @@ function Saver:init(args)
   local func = "Saver"
   local a = util.named(func, args, arguments)
   self.parts, self.folder = a.parts, a.folder or of_launcher "" or false
-  self.seconds, self.steps = Saver.interval(func, a.every or of_launcher "_EVERY" or "10m")
+  self.seconds, self.steps = interval(func, a.every or of_launcher "_EVERY" or "10m")
   self.keep = util.integer(func, "keep", a.keep or tonumber(of_launcher "_KEEP" or 3), 1)
   self.keep_every = a.keep_every and util.integer(func, "keep_every", a.keep_every, 1) or false
   self._resume = a.resume or of_launcher "_RESUME" or "auto"
-  local group = a.group or P.state.world or nil
-  self.group = group and group:size() > 1 and group or false
+  parts_of.list(func, self.parts) -- an error now, not at the first save
+  self.group = parts_of.group(func, a.group) or false
   self.rank = self.group and self.group:rank() or 0
   self.number, self.last_step, self.from = 0, false, false -- of the last save; the path of what the run went on from
   self._saved_at, self._next_check = C.peri_time_ns(), 1
+  self.resumed, self.closed = false, false -- resume() was called; close() was
+  self.base = 0 -- saves of numbers up to here are of runs that this one did not go on from: they stay
   Saver.made = true
-  if not self.folder then return end
-  self:_lock()
   stop.on_stop() -- from now on a signal lets ranks stop after a step, and close() saves it
+  if self.folder then self:_lock() end
 end
 
 --- Run f on rank 0; what it returns, on all ranks. What it raises is raised on all.
@@ -114,6 +107,7 @@ local function say(format, ...) io.stderr:write("perilune: ", format:format(...)
 --- Load the checkpoint that the run goes on from: the newest that is good, or the one that was asked for. Returns its step and what was
 --- saved as `values`; nil: there is none. Collective.
 function Saver:resume()
+  self.resumed = true
   if self._resume == "no" then return nil end
   local auto = self._resume == "auto"
   if auto and not self.folder then return nil end
@@ -121,12 +115,15 @@ function Saver:resume()
   for i, entry in ipairs(list) do
     local ok, values, damaged = attempt(entry.path, self.parts, { group = self.group or nil })
     if ok then
-      local own = values.saver or P.fail(("Saver:resume: '%s' was not saved by a Saver, so it does not say its step"):format(entry.path))
+      local own = type(values) == "table" and values.saver
+      if not own then P.fail(("Saver:resume: '%s' was not saved by a Saver, so it does not say its step; checkpoint.load takes it"):format(
+        entry.path)) end
       self.last_step, self.from = own.step, entry.path
-      self.number = auto and list[1].number or self.number
+      self.number, self.base = auto and list[1].number or self.number, false
       if self.rank == 0 then say("going on from '%s', step %d", entry.path, own.step) end
       return own.step, values.user
     end
+    if auto and damaged and i == #list and self.rank == 0 then say("no checkpoint of '%s' is good; --resume no starts anew", self.folder) end
     if not (auto and damaged and i < #list) then error(values, 0) end
     if self.rank == 0 then say("%s; trying the one before", (errors.describe(values))) end
   end
@@ -137,7 +134,7 @@ end
 --- Remove what is neither among the newest, nor of a step that is kept, nor what the run went on from. What is open elsewhere stays.
 local function sweep(self)
   for i, entry in ipairs(Saver.list(self.folder)) do
-    local kept = i <= self.keep or self.keep_every and entry.step % self.keep_every == 0 or entry.path == self.from
+    local kept = i <= self.keep or self.base and entry.number <= self.base or self.keep_every and entry.step % self.keep_every == 0 or entry.path == self.from
     if not kept and C.peri_checkpoint_remove(entry.path) < 0 and C.peri_error_status() ~= C.PERI_EPEER then
       say("'%s' could not be removed: %s", entry.path, ffi.string(C.peri_error_message()))
     end
@@ -149,10 +146,19 @@ end
 function Saver:save(step, values)
   if not self.folder then return nil end
   util.integer("Saver:save", "step", step, 0)
+  if self.closed then P.fail "Saver:save: it was closed" end
   local number = on_first(self, "Saver:save", function()
     local newest = Saver.list(self.folder)[1]
+    if newest and not self.resumed and self.number == 0 then
+      P.fail(("Saver:save: folder '%s' has checkpoints of an earlier run, and saver:resume() was not called: call it before the first step "
+        .. "(--resume no starts anew), or take another folder"):format(self.folder))
+    end
+    if newest and self.number == 0 and self.base then self.base = newest.number end
     return math.max(self.number, newest and newest.number or 0) + 1
   end)
+  for r, other in ipairs(self.group and self.group:all_gather_object(step, "Saver:save") or {}) do
+    if other ~= step then P.fail(("Saver:save: step %d on rank %d, and %d on rank %d"):format(step, self.rank, other, r - 1)) end
+  end
   local path = ("%s/save-%06d-step-%d"):format(self.folder, number, step)
   if util.is_callable(values) then values = values() end
   save(path, self.parts, { values = { saver = { number = number, step = step }, user = values }, group = self.group or nil })
@@ -187,7 +193,7 @@ end
 function Saver:close(step, values)
   local path = self.folder and step and step ~= self.last_step and self:save(step, values) or nil
   if self._held then self._held:release() end
-  self._held = nil
+  self._held, self.closed = nil, true
   return path
 end
 

@@ -16,6 +16,11 @@ local M = {}
 
 local Base = Module:extend "BaseManagedCollisionEmbeddingCollection"
 M.BaseManagedCollisionEmbeddingCollection = Base
+--- What its two subclasses share; there are no objects of itself.
+function Base:init()
+  P.fail(("%s: allowed: its subclasses, ManagedCollisionEmbeddingBagCollection and ManagedCollisionEmbeddingCollection"):format(
+    self.class_name))
+end
 
 --- The collections' configurations are the same tables.
 local function check_tables(self, tables, configs)

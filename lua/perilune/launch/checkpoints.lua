@@ -144,7 +144,9 @@ function actions.diff(paths)
       if n > 0 then rows[#rows + 1] = { name, ("%d of %d elements differ, by %.3g at most"):format(n, elements(x.shape), most) } end
     end
   end
-  if #rows == 0 then print(("all %s are equal"):format(util.number_of(#util.keys(names), "tensor"))) else print_table(rows) end
+  if #rows > 0 then print_table(rows)
+  else print(("all %s are equal, by their checksums (perilune checkpoint verify compares the bytes with these)"):format(
+    util.number_of(#util.keys(names), "tensor"))) end
   return #rows == 0 and 0 or 1
 end
 

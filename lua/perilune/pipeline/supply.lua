@@ -158,9 +158,10 @@ function Supply:load(context)
   end
   local asked, since = 0, 0
   if P.state.stop then asked, since = stop.says() end
-  if asked > 0 then
+  if asked > 0 and self.group then self.stopping = true -- this batch is loaded yet: others load theirs of the same step
+  elseif asked > 0 then
     self:stop()
-    if not self.group then stop.agree(asked, since) end
+    stop.agree(asked, since)
   end
   local batch = next_batch(self)
   context.batch = batch

@@ -6,6 +6,7 @@
 -- places on single ranks is not known here: the proposer asks for less memory than there is, too, and for a T that is longer.
 local ffi = require "ffi"
 local util = require "perilune.util"
+local signature = require "perilune.signature"
 local kinds = require "perilune.plan.kinds"
 
 local M = {}
@@ -214,6 +215,8 @@ end
 
 function WeighingProposer:feedback() self.at = self.at + 1 end
 
+signature.list_of("lists_of_estimates", "a list of lists of ShardingOptions with their estimates", "proposal")
+signature.check("plan.weigh.", M, { knapsack = "tables: lists_of_estimates" })
 kinds.methods(WeighingProposer, { load = "space: proposal, enumerator: any", propose = "", within = "topology: Topology",
   feedback = "partitionable: any, proposal: any, rating: number?, topology: any" })
 
