@@ -16,6 +16,24 @@ function Net:forward(batch) return peri.nn.global_mean(self.ebc(batch):values():
 local function batch() return peri.KeyedJaggedTensor { keys = { "f" }, values = { 1, 60, 99 }, lengths = { 2, 1 } } end
 
 describe("a rank that is asked to stop", function()
+  it("trains its own share of every step, also of the last one", function()
+    for asked = 0, 2 do
+      local given = sim.run(3, function(rank)
+        local model = peri.DistributedModelParallel { module = Net(), plan = { ebc = { t = peri.plan.row_wise() } } }
+        local pipeline, loaded, steps = peri.TrainPipelineSparseDist { model = model, optimizer = false }, 0, 0
+        peri.on_stop()
+        for _ in pipeline:run(function() loaded = loaded + 1 return batch() end) do
+          steps = steps + 1
+          if steps == 4 and rank == asked then peri.request_stop() end
+        end
+        assert.equal(steps, loaded) -- an empty batch would stand for one that this rank has not loaded
+        return steps
+      end)
+      assert.same({ given[1], given[1], given[1] }, given)
+      assert.is_true(given[1] < 12)
+    end
+  end)
+
   for _, class in ipairs { "TrainPipelineBase", "TrainPipelineSparseDist", "TrainPipelineSemiSync" } do
     it("stops all of them after the same step, with every batch that was loaded trained: " .. class, function()
       for n = 1, 3 do

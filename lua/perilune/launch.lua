@@ -89,7 +89,8 @@ function M.command(options, machine)
     local chosen = machine.allocation or os.getenv "OMPI_MCA_pml" or mentions(options.mpi, "pml")
     if not chosen then append(c, "--mca", "pml", "ob1") end
     -- Transports of networks would listen to everybody for the other ranks, which are here.
-    if not (chosen or machine.nodes or os.getenv "OMPI_MCA_btl" or mentions(options.mpi, "btl")) then append(c, "--mca", "btl", NETWORKS) end
+    local networks = chosen or machine.nodes or os.getenv "OMPI_MCA_btl" or mentions(options.mpi, "btl")
+    if not networks then append(c, "--mca", "btl", NETWORKS) end
     -- What Open MPI makes in /tmp and /dev/shm has names that can be guessed: they go into a folder of this job.
     for _, option in ipairs(machine.folder and machine.openmpi.folders or {}) do append(c, option[1], option[2], machine.folder) end
   end

@@ -58,7 +58,8 @@ local function check_rename(func, rename)
   if rename == nil then return end
   for from, to in util.ordered(signature.value(func, "rename", rename, "table")) do
     if type(from) ~= "string" or type(to) ~= "string" or from == "" then
-      P.fail(("%s: rename has %s = %s, wanted begins of names: { ['model/old.'] = 'model/new.' }"):format(func, tostring(from), tostring(to)))
+      P.fail(("%s: rename has %s = %s, wanted begins of names: { ['model/old.'] = 'model/new.' }"):format(func, tostring(from),
+        tostring(to)))
     end
   end
 end
@@ -78,7 +79,9 @@ local function choose(func, c, a)
     else list[#list + 1] = { name = name, as = as } end
   end
   for begin in util.ordered(a.rename or {}) do
-    if not from[begin] then P.fail(("%s: rename: checkpoint '%s' has no tensor whose name begins with '%s'"):format(func, c.path, begin)) end
+    if not from[begin] then
+      P.fail(("%s: rename: checkpoint '%s' has no tensor whose name begins with '%s'"):format(func, c.path, begin))
+    end
   end
   for _, option in ipairs { "only", "except" } do
     for _, prefix in ipairs(a[option] or {}) do

@@ -31,8 +31,8 @@ end
 local function check_extra(func, name, model)
   for _, m in ipairs((model.wraps and model.module or model):named_modules()) do
     if (m.module.get_extra_state == nil) ~= (m.module.set_extra_state == nil) then
-      P.fail(("%s: part '%s': module '%s' (%s) has one of get_extra_state and set_extra_state, wanted both or none"):format(func, name, m.path,
-        m.module.class_name))
+      P.fail(("%s: part '%s': module '%s' (%s) has one of get_extra_state and set_extra_state, wanted both or none"):format(func, name,
+        m.path, m.module.class_name))
     end
   end
 end

@@ -123,7 +123,9 @@ function Saver:resume()
       if self.rank == 0 then say("going on from '%s', step %d", entry.path, own.step) end
       return own.step, values.user
     end
-    if auto and damaged and i == #list and self.rank == 0 then say("no checkpoint of '%s' is good; --resume no starts anew", self.folder) end
+    if auto and damaged and i == #list and self.rank == 0 then
+      say("no checkpoint of '%s' is good; --resume no starts anew", self.folder)
+    end
     if not (auto and damaged and i < #list) then error(values, 0) end
     if self.rank == 0 then say("%s; trying the one before", (errors.describe(values))) end
   end
@@ -134,7 +136,8 @@ end
 --- Remove what is neither among the newest, nor of a step that is kept, nor what the run went on from. What is open elsewhere stays.
 local function sweep(self)
   for i, entry in ipairs(Saver.list(self.folder)) do
-    local kept = i <= self.keep or self.base and entry.number <= self.base or self.keep_every and entry.step % self.keep_every == 0 or entry.path == self.from
+    local kept = i <= self.keep or self.base and entry.number <= self.base or entry.path == self.from
+      or self.keep_every and entry.step % self.keep_every == 0
     if not kept and C.peri_checkpoint_remove(entry.path) < 0 and C.peri_error_status() ~= C.PERI_EPEER then
       say("'%s' could not be removed: %s", entry.path, ffi.string(C.peri_error_message()))
     end
