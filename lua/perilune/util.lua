@@ -56,14 +56,14 @@ function M.seal(class, ...)
   for _, set in ipairs { ... } do
     for name in pairs(set) do settable[name] = true end -- any order: a set
   end
-  class.settable, class.sealed, class.__newindex = settable, true, rawget(class, "__newindex") or assign
+  class.settable, class._sealed, class.__newindex = settable, true, rawget(class, "__newindex") or assign
   class.set_advice = rawget(class, "set_advice") or base and base.set_advice or false
   return class
 end
 
 --- Run the `init` of a new object, in which a sealed one takes fields.
 function M.construct(object, class, ...)
-  if not class.sealed then return object:init(...) end
+  if not class._sealed then return object:init(...) end
   making[object] = true
   object:init(...)
   making[object] = nil
@@ -84,8 +84,8 @@ function M.class(name, base)
   local ancestry = { [class] = true }
   for c in pairs(base and rawget(base, "ancestry") or {}) do ancestry[c] = true end -- any order: a set
   class.ancestry = ancestry
-  class.sealed = base and base.sealed and errors.of_library(debug.getinfo(2, "S").source) or false -- scripts' classes are theirs
-  if class.sealed then class.__newindex = rawget(base, "__newindex") end
+  class._sealed = base and base._sealed and errors.of_library(debug.getinfo(2, "S").source) or false -- scripts' classes are theirs
+  if class._sealed then class.__newindex = rawget(base, "__newindex") end
   function class.is(object)
     local c = type(object) == "table" and getmetatable(object)
     local its = type(c) == "table" and rawget(c, "ancestry")

@@ -102,7 +102,7 @@ end
 --- __newindex of modules: runs for fields that do not exist yet.
 local function register(self, key, value)
   local class = getmetatable(self)
-  if class.sealed then util.check_assign(self, key, value) end
+  if class._sealed then util.check_assign(self, key, value) end
   if type(key) == "string" then
     if Module.is(value) then note(self._children, key)
     elseif is_parameter(value) then note(self._parameters, key) end
@@ -138,7 +138,7 @@ function Module.extend(base, name)
   if type(name) ~= "string" then P.fail(("Module:extend: the name of the class is %s, wanted a string"):format(errors.kind(name))) end
   local class = util.class(name, base)
   class.__tostring = base.__tostring
-  class.sealed = false -- scripts' classes, and Module itself, are open
+  class._sealed = false -- scripts' classes, and Module itself, are open
   prepare(class)
   return errors.of_library(debug.getinfo(2, "S").source) and util.seal(class) or class
 end
