@@ -36,8 +36,7 @@ local file = assert(io.open(("%s/pid-%d"):format(folder, rank), "w"))
 file:write(ffi.C.getpid())
 file:close()
 local saver = peri.checkpoint.Saver { folder = folder .. "/saves", parts = { object = object }, every = 1, keep = 2 }
-local newest = peri.checkpoint.Saver.list(folder .. "/saves")[1]
-local step = newest and newest.step or 0
+local step = saver:resume() or 0
 world:barrier():wait()
 for n = 1, last > 0 and last or 1e9 do
   step = step + 1
