@@ -1,14 +1,14 @@
 -- From and to TorchRec, by examples/interop/torch_checkpoint.py: a DLRM that was trained there predicts the same here, to rounding, and one
 -- more training step on both sides leaves the same weights and states of optimizers, to rounding; and the other way round.
 --
--- PYTHON= a Python with torch, torchrec, fbgemm_gpu, safetensors and xxhash runs all of it. Without one, spec/golden/interop has
+-- PYTHON= a Python with torch, torchrec, fbgemm_gpu, safetensors and xxhash runs all of it. Without one, spec/checkpoint/torchrec has
 -- checkpoints that TorchRec 1.9.2 made: <tables>-<dense>/before after 3 steps, after one more, and their predictions.
 -- deadline: 240 s
 local peri = require "perilune"
 local shell = require "spec.support.shell"
 local nn = peri.nn
 
-local GOLDEN = "spec/golden/interop/"
+local GOLDEN = "spec/checkpoint/torchrec/"
 local ROWS, DIM, BATCH = { a = 6, b = 4 }, 4, 4
 local CASES = { { "rowwise_adagrad", "Adam", ranks = 2 }, { "adagrad", "Adagrad", ranks = 1 } }
 
