@@ -297,21 +297,25 @@ function DistributedModelParallel:check_moment() changes.check_moment(self, "sta
 --- A pipeline's step is between the tables' update by batch `batch` and that of the dense part; -1: it is not.
 function DistributedModelParallel:mid_step(batch) rawset(self, "_mid_step", batch) end
 
+--- What checkpoint.save and load take for the model and `options`.
+local function with_parts(model, options)
+  local rest = util.copy(options or {})
+  local parts = util.copy(rest.parts or {})
+  parts.model, rest.parts, rest.group = model, nil, rest.group or model.dense_env.pg
+  return parts, rest
+end
+
 --- Save the model, and the optimizers of its fused tables, as the checkpoint `path`; options: parts = { name = what else is saved with
 --- it }, and those of peri.checkpoint.save. Returns the digest. Collective.
 function DistributedModelParallel:save(path, options)
-  local rest = util.copy(options or {})
-  local parts = util.copy(rest.parts or {})
-  parts.model, rest.parts, rest.group = self, nil, rest.group or self.dense_env.pg
+  local parts, rest = with_parts(self, options)
   return checkpoint.save(path, parts, rest)
 end
 
 --- Load such a checkpoint, of any plan and number of ranks; options: parts =, and those of peri.checkpoint.load. Returns `values` as saved.
 --- Collective.
 function DistributedModelParallel:load(path, options)
-  local rest = util.copy(options or {})
-  local parts = util.copy(rest.parts or {})
-  parts.model, rest.parts, rest.group = self, nil, rest.group or self.dense_env.pg
+  local parts, rest = with_parts(self, options)
   return checkpoint.load(path, parts, rest)
 end
 

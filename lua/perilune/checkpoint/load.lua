@@ -15,12 +15,9 @@ local of_files = { EFORMAT = true, ENOTFOUND = true, EIO = true }
 --- Note in `met` whether an error is the checkpoint's fault.
 local function note(met, err) met.damaged = met.damaged or type(err) == "table" and of_files[err.name] or false end
 
---- Run f; then all ranks raise what one of them met.
+--- parts.together, which notes in `met` whose fault an error is.
 local function together(group, func, met, f)
-  local ok, result = xpcall(f, P.locate)
-  if not ok then note(met, result) end
-  all_or_none(group and { group } or {}, func, not ok and result or nil)
-  return result
+  return parts_of.together(group, func, f, function(err) note(met, err) end)
 end
 
 --- All ranks have the same checkpoint open.

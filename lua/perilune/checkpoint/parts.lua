@@ -44,6 +44,15 @@ function M.group(func, group)
   return group
 end
 
+--- Run f; then all ranks of `group` (nil: this one alone) raise what one of them met. met (or nil): a function of this rank's error, before
+--- that. Returns what f returned.
+function M.together(group, func, f, met)
+  local ok, result = xpcall(f, P.locate)
+  if not ok and met then met(result) end
+  ranks.all_or_none(group and { group } or {}, func, not ok and result or nil)
+  return result
+end
+
 --- An error unless `path` is one that the system can have as it is.
 function M.check_path(func, path)
   if path == "" or path:find("\0", 1, true) then P.fail(("%s: the path is empty, or has a zero byte in it"):format(func)) end

@@ -8,8 +8,8 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local signature = require "perilune.signature"
 local Tensor = require "perilune.tensor"
-local all_or_none = require("perilune.nn.ranks").all_or_none
 local parts_of = require "perilune.checkpoint.parts"
+local together = parts_of.together
 local values = require "perilune.checkpoint.values"
 local C, check = P.C, P.check
 
@@ -180,13 +180,6 @@ local function write(folder, rank, pieces, file_bytes)
   handle:release()
   if not ok then error(err, 0) end
   return err
-end
-
---- Run f; then all ranks raise what one of them met. Returns what f returned.
-local function together(group, func, f)
-  local ok, result = xpcall(f, P.locate)
-  all_or_none(group and { group } or {}, func, not ok and result or nil)
-  return result
 end
 
 local arguments = {
