@@ -9,6 +9,19 @@ local util = require "perilune.util"
 
 local M = {}
 
+--- The options of each table, tables in the order of their first options.
+function M.by_table(space)
+  local list, at = {}, {}
+  for _, option in ipairs(space) do
+    if not at[option.fqn] then
+      list[#list + 1] = {}
+      at[option.fqn] = list[#list]
+    end
+    table.insert(at[option.fqn], option)
+  end
+  return list
+end
+
 local doubles, ints = ffi.typeof "double[?]", ffi.typeof "int32_t[?]"
 
 local ASKED = 30 -- ranks that can be looked at while an option is asked for its places at all

@@ -7,22 +7,10 @@
 local ffi = require "ffi"
 local util = require "perilune.util"
 local kinds = require "perilune.plan.kinds"
+local by_table = require("perilune.plan.pack").by_table
 local topologies = require "perilune.plan.topology"
 
 local M = {}
-
---- The options of each table, tables in the order of their first options.
-local function by_table(space)
-  local list, at = {}, {}
-  for _, option in ipairs(space) do
-    if not at[option.fqn] then
-      list[#list + 1] = {}
-      at[option.fqn] = list[#list]
-    end
-    table.insert(at[option.fqn], option)
-  end
-  return list
-end
 
 --- Sorted by key(option), equal ones in the order that they had.
 local function sort_by(list, key)

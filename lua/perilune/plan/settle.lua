@@ -236,19 +236,6 @@ function Search:rounds()
   if self.packing:longest() < self.best.rating then self:keep(self.packing:result()) end
 end
 
---- The options of each table, tables in the order of their first options.
-local function by_table(space)
-  local tables, at = {}, {}
-  for _, option in ipairs(space) do
-    if not at[option.fqn] then
-      tables[#tables + 1] = {}
-      at[option.fqn] = tables[#tables]
-    end
-    table.insert(at[option.fqn], option)
-  end
-  return tables
-end
-
 --- A plan of the tables, in the order of the search's, from one in any order.
 local function arranged(tables, plan)
   local place, proposal, placement = {}, {}, {}
@@ -264,7 +251,7 @@ end
 --- works longest), least = (what no plan is better than) } or nil: none; and the work: ranks that were looked at. most: of these. start: a
 --- plan to begin with, or nil.
 function M.search(space, topology, most, start)
-  local tables = by_table(space)
+  local tables = pack.by_table(space)
   local knapsack = weigh.knapsack(tables)
   knapsack:within(topology)
   local self = setmetatable({ tables = tables, knapsack = knapsack, packing = pack.new(tables, topology), most = most, state = 12345 },

@@ -8,6 +8,7 @@ local ffi = require "ffi"
 local util = require "perilune.util"
 local signature = require "perilune.signature"
 local kinds = require "perilune.plan.kinds"
+local by_table = require("perilune.plan.pack").by_table
 
 local M = {}
 
@@ -187,14 +188,7 @@ function WeighingProposer:init(args)
 end
 
 function WeighingProposer:load(space)
-  local tables, at = {}, {}
-  for _, option in ipairs(space) do
-    if not at[option.fqn] then
-      tables[#tables + 1] = {}
-      at[option.fqn] = tables[#tables]
-    end
-    table.insert(at[option.fqn], option)
-  end
+  local tables = by_table(space)
   self.knapsack, self.at, self.least = #tables > 0 and M.knapsack(tables) or nil, 0, {}
 end
 
