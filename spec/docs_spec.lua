@@ -3,7 +3,7 @@ local peri = require "perilune"
 local shell = require "spec.support.shell"
 
 describe("the examples of", function()
-  local documents = { data = 3, embedding_tables = 5, managed_collision = 3, models = 1, pipelines = 4, plans = 4, precision = 2,
+  local documents = { data = 4, embedding_tables = 5, managed_collision = 3, models = 1, pipelines = 4, plans = 4, precision = 2,
     quantized_tables = 4, sharded_tables = 6, sparse_operators = 1, streams = 1 }
   for document, examples in peri.util.ordered(documents) do
     document = "docs/" .. document .. ".md"

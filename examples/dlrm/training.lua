@@ -113,14 +113,13 @@ function M.run(options, data, model, optimizer, log)
   local pipeline = pipeline_of(options, model, optimizer)
   local batches = data.loader { part = data.training_part, batch_size = options.batch_size, epochs = math.huge, drop_last = true,
     num_workers = options.num_workers }
-  local saver = peri.checkpoint.Saver { parts = { model = model, optimizer = optimizer } }
+  local saver = peri.checkpoint.Saver { parts = { model = model, optimizer = optimizer, batches = batches } }
   local looking = watched(options, data)
   local samples = looking and looked_at(options, data, model)
   local watch = { patience = options.patience, worse = 0, pending = false } -- pending: a look was interrupted
   if looking and options.patience > 0 then watch.best = Best(model, saver.folder or options.out) end
   local points, losses, note, go_on = {}, {}, nil, true
   local step = resume(saver, watch, points, losses)
-  batches:skip(step)
   local progress = Progress { total = options.steps, samples_per_step = options.batch_size, first = step,
     style = peri.rank() > 0 and "off" or nil }
 

@@ -112,13 +112,28 @@ end
 
 -- -- loading --------------------------------------------------------------------------------------------------------------------------
 
---- What does not fit, as one text; nil: all does.
-local function refusal(func, parts, dicts, partial)
+--- Of parts of which each rank has its own, what this rank takes. Returns, by part, why there is nothing for it.
+local function take_own(parts, dicts, group)
+  local refusals = {}
+  for _, part in ipairs(parts) do
+    local d = dicts[part.name]
+    if d and part.object.of_ranks then
+      local dict, why = parts_of.own_dict(part.object, d.dict, group and group:rank() or 0, group and group:size() or 1)
+      d.dict, refusals[part.name] = dict, why
+    end
+  end
+  return refusals
+end
+
+--- What does not fit, as one text; nil: all does. refused: what take_own returned.
+local function refusal(func, parts, dicts, partial, refused)
   local wrong, given = {}, {}
   for _, part in ipairs(parts) do
     local d = dicts[part.name]
     given[part.name] = true
-    if not d and not partial then
+    if refused[part.name] then
+      wrong[#wrong + 1] = ("part '%s': %s"):format(part.name, refused[part.name])
+    elseif not d and not partial then
       wrong[#wrong + 1] = ("part '%s' is not in it; those are: %s"):format(part.name, table.concat(util.keys(dicts), ", "))
     elseif d and part.object.check_state_dict then
       local why = part.object:check_state_dict(d.dict, not partial)
@@ -162,7 +177,7 @@ local function load_from(c, func, given, a, group, met)
     list, partial = choose(func, c, a)
     dicts = dicts_of(c, saved, list, a)
     partial = partial or a.only ~= nil or a.except ~= nil
-    refusal(func, parts, dicts, partial)
+    refusal(func, parts, dicts, partial, take_own(parts, dicts, group))
   end)
   for _, part in ipairs(parts) do
     local d = dicts[part.name]

@@ -6,6 +6,7 @@
 local errors = require "perilune.errors"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
+local serial = require "perilune.serial"
 local signature = require "perilune.signature"
 local nn = require "perilune.nn"
 local ranks = require "perilune.nn.ranks"
@@ -98,6 +99,36 @@ end
 local function key_of(text)
   if text:sub(1, 1) == "#" then return tonumber(text:sub(2)) end
   return (text:gsub("%%(%x%x)", function(h) return string.char(tonumber(h, 16)) end))
+end
+
+-- -- parts of which each rank has its own -----------------------------------------------------------------------------------------------
+
+-- Metrics and positions in data say `of_ranks`: each rank has a state of its own, and a checkpoint has all of them, in the order of the
+-- ranks: the part's dict is { ranks = { of rank 0, of rank 1, ... } }.
+
+--- A plain value as bytes; nil: there are tensors in it.
+local function plain_text(x)
+  local ok, bytes = pcall(serial.encode, x, "state")
+  return ok and bytes or nil
+end
+
+--- Of such a part, what this rank takes of the states of those ranks that saved it: a dict, or nil and why there is none. On as many ranks
+--- each takes its own. On others the object says by merge_state_dicts(list, rank, size) -> dict, or nil and why; objects without it take
+--- what all ranks had alike.
+function M.own_dict(object, dict, rank, size)
+  local list = type(dict) == "table" and rawget(dict, "ranks")
+  if type(list) ~= "table" or #list == 0 then
+    return nil, "it was saved as one state, and wanted is one of each rank"
+  end
+  if #list == size then return list[rank + 1] end
+  if object.merge_state_dicts then return object:merge_state_dicts(list, rank, size) end
+  local first = plain_text(list[1])
+  for _, other in ipairs(list) do
+    if not first or plain_text(other) ~= first then
+      return nil, ("it was saved on %s, each with a state of its own, allowed: as many ranks"):format(util.number_of(#list, "rank"))
+    end
+  end
+  return list[1]
 end
 
 local function is_tensor(x) return Tensor.is(x) or ShardedTensor.is(x) end

@@ -70,12 +70,14 @@ local function add_pieces(list, name, t, checked)
   end
 end
 
---- Everything that this rank has: pieces, and what the parts have beside tensors.
-local function collect(parts)
-  local pieces, trees, extra = {}, {}, {}
+--- Everything that this rank has: pieces, and what the parts have beside tensors: trees, by part what all ranks have alike; own, by part
+--- what this rank has of its own; extra, by model.
+local function collect(parts, rank)
+  local pieces, trees, own, extra = {}, {}, {}, {}
   for _, part in ipairs(parts) do
-    local tensors = {}
-    trees[part.name] = parts_of.flatten(part.object:state_dict(), part.name, tensors)
+    local tensors, of_ranks = {}, part.object.of_ranks
+    local name = of_ranks and ("%s/ranks/#%d"):format(part.name, rank + 1) or part.name;
+    (of_ranks and own or trees)[part.name] = parts_of.flatten(part.object:state_dict(), name, tensors)
     if part.module then extra[part.name] = parts_of.extra_of(part.object) end
     for _, t in ipairs(tensors) do
       -- What is trained is equal on all ranks; of a buffer, such as a running mean, each rank may have its own: the first one's is kept.
@@ -83,7 +85,7 @@ local function collect(parts)
       add_pieces(pieces, t.name, t.tensor, not part.module or d and d.requires_grad and d.leaf)
     end
   end
-  return pieces, trees, extra
+  return pieces, trees, own, extra
 end
 
 local function checksum(t)
@@ -121,18 +123,20 @@ local function owners(all)
   return owner
 end
 
---- The pieces that this rank is to write.
-local function chosen(group, func, pieces)
+--- The pieces that this rank is to write, and `own` of all ranks.
+local function chosen(group, func, pieces, own)
   local told = util.map(pieces, function(p)
     return { key = p.key, bytes = p.bytes, replica = p.replica, name = p.name,
       sum = group and p.replica == "equal" and checksum(p.tensor) or nil }
   end)
-  local owner, mine, seen = owners(group and group:all_gather_object(told, func) or { told }), {}, {}
+  told.own = own
+  local all = group and group:all_gather_object(told, func) or { told }
+  local owner, mine, seen = owners(all), {}, {}
   for _, p in ipairs(pieces) do
     if owner[p.key] == (group and group:rank() or 0) + 1 and not seen[p.key] then mine[#mine + 1] = p end
     seen[p.key] = true
   end
-  return mine
+  return mine, util.map(all, function(list) return list.own end)
 end
 
 -- -- writing --------------------------------------------------------------------------------------------------------------------------
@@ -207,13 +211,18 @@ function M.save(path, given, options)
   parts_of.check_path(func, path)
   local group = parts_of.group(func, a.group)
   local rank, held, folder, text, pieces = group and group:rank() or 0, nil, nil, nil, nil
+  local trees, own, extra
   together(group, func, function()
     local parts = parts_of.list(func, given)
-    local all, trees, extra = collect(parts)
-    pieces = all
+    pieces, trees, own, extra = collect(parts, rank)
+    values.encode({ own, trees, extra, a.values }, func) -- an error now
+  end)
+  together(group, func, function()
+    local mine, all = chosen(group, func, pieces, own)
+    for name in util.ordered(own) do trees[name] = { ranks = util.map(all, function(of) return of[name] end) } end
+    pieces = mine
     text = values.encode({ parts = trees, extra = extra, values = a.values, ranks = group and group:size() or 1 }, func)
   end)
-  together(group, func, function() pieces = chosen(group, func, pieces) end)
   together(group, func, function()
     if rank ~= 0 then return end
     check(C.peri_checkpoint_folder_new(path, folder_out))

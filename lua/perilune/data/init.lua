@@ -6,6 +6,7 @@ return util.face("peri.data", {
   host_batch = require("perilune.data.batch").host,
   share = require("perilune.data.batch").share,
   upload = require("perilune.data.batch").upload,
+  Generator = require "perilune.data.generator",
   Loader = require "perilune.data.loader",
   LogisticRegression = require "perilune.data.logistic",
   criteo = require "perilune.data.criteo",

@@ -9,12 +9,14 @@
 -- what is trained does not depend on w. A rank whose share of a last, short batch is empty gets a batch of 0 rows.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
+local position = require "perilune.data.position"
 local jagged = require "perilune.jagged"
 local batch = require "perilune.data.batch"
 local Workers = require "perilune.data.workers"
 local signature = require "perilune.signature"
 
 local Loader = util.seal(util.class "Loader")
+Loader.of_ranks = true -- ranks have positions of their own, which are alike
 
 --- The arguments that every kind of loader takes beside its own.
 Loader.common = {
@@ -31,6 +33,19 @@ Loader.common = {
 
 --- Fields of such arguments that a worker's own loader does not get: it has its own, or none.
 local of_the_caller = { "device", "num_workers", "prefetch_factor", "pin_memory", "timeout" }
+
+--- Arguments on which it does not depend which sample comes where in a pass.
+local of_no_order = { path = true, epochs = true, limit = true, batch_size = true, drop_last = true, rank = true, world_size = true }
+for _, name in ipairs(of_the_caller) do of_no_order[name] = true end
+
+--- The others: where a position in one loader means the same sample in another.
+local function order_of(arguments)
+  local order = {}
+  for name, value in util.ordered(arguments) do
+    if not of_no_order[name] then order[name] = value end
+  end
+  return order
+end
 
 --- Rank and world size: as given, else those of the world that was joined (by whoever began this thread), else a world of one.
 function Loader.place(func, args)
@@ -76,6 +91,8 @@ function Loader:init(func, source, args, worker)
   if o.num_workers > 0 and not worker then P.fail(func .. ": num_workers is given, but this kind of loader has no workers") end
   self.func, self.num_workers, self._options = func, o.num_workers, o
   self._worker, self._workers, self._skipped = worker or false, false, 0
+  self._order = worker and order_of(worker.arguments) or false
+  self.ahead, self._given, self._pass = { batches = 0 }, 0, 0 -- _given: with those left out; _pass: batches of one, 0: not known
   self.source = source
   self.keys, self.rows, self.tables, self.dense = source.keys, source.rows, source.tables, source.dense
   self.batch_size = util.integer(func, "batch_size", args.batch_size, 1, 2 ^ 31)
@@ -121,12 +138,13 @@ end
 local function turn(self, rows, skip)
   while rows == 0 or (rows < self.batch_size and self.drop_last) do
     if self._delivered == 0 then return nil end -- a pass without a batch: the next would have none either
+    self._pass = self._delivered
     self._delivered, self.epoch = 0, self.epoch + 1
     if self.epoch >= self.epochs then return nil end
     self.source:rewind(self.epoch)
     rows = advance(self, skip)
   end
-  self._delivered = self._delivered + 1
+  self._delivered, self._given = self._delivered + 1, self._given + 1
   return self._host
 end
 
@@ -134,7 +152,7 @@ local function next_host(self, skip)
   if self.epoch >= self.epochs then return nil end
   local rows = advance(self, skip)
   if rows < self.batch_size then return turn(self, rows, skip) end
-  self._delivered = self._delivered + 1
+  self._delivered, self._given = self._delivered + 1, self._given + 1
   return self._host
 end
 
@@ -172,6 +190,16 @@ function Loader:next()
 end
 Loader.__call = Loader.next
 
+--- Whole passes among the next n batches are left out at once, where it is known how many batches they have; returns the rest of n.
+local function skip_passes(self, n)
+  local to = self._delivered + n
+  if self._pass == 0 or to < self._pass or self.epoch >= self.epochs then return n end
+  self.epoch = self.epoch + math.floor(to / self._pass)
+  self._given, self._delivered = self._given + n - to % self._pass, 0
+  if self.epoch < self.epochs then self.source:rewind(self.epoch) end
+  return to % self._pass
+end
+
 --- Leave the next n batches out: to go on where an earlier run has stopped.
 function Loader:skip(n)
   if self._workers then
@@ -181,8 +209,10 @@ function Loader:skip(n)
     end
   elseif self.num_workers > 0 then self._skipped = self._skipped + n
   else
-    for _ = 1, n do
-      if not next_host(self, true) then return self end
+    while n > 0 do
+      n = skip_passes(self, n)
+      if n > 0 and not next_host(self, true) then return self end
+      n = n - 1
     end
   end
   return self
@@ -195,9 +225,66 @@ function Loader:rewind()
     workers:give_up()
     self._workers = false
   end
-  self.epoch, self._delivered, self._skipped = 0, 0, 0
+  self.epoch, self._delivered, self._skipped, self._given, self.ahead = 0, 0, 0, 0, { batches = 0 }
   self.source:rewind(0)
   return self
+end
+
+-- -- where it is -----------------------------------------------------------------------------------------------------------------------
+
+--- Batches that a pass has under such settings.
+local function batches_of(self, s)
+  local rows = self.source:count()
+  if s.limit then rows = math.min(rows, math.ceil(s.limit / s.batch_size) * s.batch_size) end
+  return s.drop_last and math.floor(rows / s.batch_size) or math.ceil(rows / s.batch_size)
+end
+
+local function settings_of(self)
+  return { batch_size = self.batch_size, drop_last = self.drop_last or false, limit = self.limit < math.huge and self.limit or nil }
+end
+
+--- The position, which holds on any number of ranks: batches that were given and, where a pipeline took them, trained.
+function Loader:state_dict()
+  local given = self._given
+  if self.num_workers > 0 then given = self._skipped + (self._workers and self._workers.taken or 0) end
+  local dict = settings_of(self)
+  dict.loader, dict.batches, dict.order = self.func, given - self.ahead.batches, self._order or nil
+  return dict
+end
+
+--- The position that a dict says in batches of this loader; nil and why: there is none.
+local function batches_here(self, dict)
+  local own, n = settings_of(self), dict.batches
+  local alike = own.batch_size == dict.batch_size
+  if alike and own.drop_last == dict.drop_last and own.limit == dict.limit then return n end
+  if not position.is_count(dict.batch_size) or dict.batch_size == 0 then return nil, "it says no batch_size" end
+  local pass, pass_here = batches_of(self, dict), batches_of(self, own)
+  if pass == 0 or pass_here == 0 then return n == 0 and 0 or nil, "a pass over the data has no batch" end
+  local epoch, row = math.floor(n / pass), n % pass * dict.batch_size
+  local whole = row / own.batch_size
+  if whole ~= math.floor(whole) or whole > pass_here then
+    return nil, ("it is behind sample %d of a pass, where no batch of this loader begins (batch_size %d, limit %s): allowed: a batch_size "
+      .. "that divides %d, such as %d"):format(row, own.batch_size, tostring(own.limit), row, dict.batch_size)
+  end
+  return epoch * pass_here + whole
+end
+
+--- Why such a position is none in this loader; nil: it is one.
+function Loader:check_state_dict(dict)
+  if type(dict) ~= "table" or dict.loader ~= self.func or not position.is_count(dict.batches) then
+    return ("it is no position in %s, but %s"):format(self.func, type(dict) == "table" and dict.loader and tostring(dict.loader)
+      or "something else")
+  end
+  local why = self._order and position.difference(dict.order or {}, self._order)
+  if why then return ("the order of its samples was another: %s"):format(why) end
+  return (select(2, batches_here(self, dict)))
+end
+
+--- Go on behind such a position.
+function Loader:load_state_dict(dict)
+  local why = self:check_state_dict(dict)
+  if why then P.fail(("%s:load_state_dict: %s"):format(self.func, why)) end
+  self:rewind():skip((batches_here(self, dict)))
 end
 
 --- End the workers, if there are some: what they have made is given up. The garbage collector does so too.

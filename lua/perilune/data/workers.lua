@@ -11,6 +11,7 @@ local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local serial = require "perilune.serial"
+local position = require "perilune.data.position"
 local parcels = require "perilune.data.parcels"
 local streams = require "perilune.tensor.stream"
 local C, check = P.C, P.check
@@ -66,6 +67,7 @@ end
 function Workers:init(name, source, options)
   self.name, self.num_workers, self.timeout = name, options.num_workers, options.timeout
   local device = options.device and P.device(options.device)
+  self.global_batches = options.global_batches or false
   self.device = device and not C.peri_device_host_access(device) and device or false
   self.shared = source.shared or {}
   self.ended, self.taken, self._feeds, self._lua = false, 0, {}, {}
@@ -73,10 +75,28 @@ function Workers:init(name, source, options)
   local job = { code = source.code, module = source.module, arguments = source.arguments, seed = P.state.seed, start = options.start or 0,
     num_workers = self.num_workers, pin = pinned_for(options.device, options.pin_memory) }
   job.rank, job.world_size = options.rank, options.world_size
+  self._job, self._prefetch_factor = job, options.prefetch_factor
+  self:begin()
+end
+
+--- Make the threads, which begin behind the first `start` batches of their job.
+function Workers:begin()
+  self.ended, self.taken, self.ahead = false, 0, { batches = 0 }
   for i = 1, self.num_workers do
-    job.worker = i - 1
-    self._feeds[i], self._lua[i] = start(self, job, options.prefetch_factor)
+    self._job.worker = i - 1
+    self._feeds[i], self._lua[i] = start(self, self._job, self._prefetch_factor)
   end
+end
+
+position.counted(Workers)
+
+function Workers:given() return self._job.start + self.taken end
+
+--- Go on with batch n, which new threads make: what was made ahead is given up.
+function Workers:go_to(n)
+  self:give_up()
+  self._job.start = n
+  self:begin()
 end
 
 --- Exchanges of this rank go on while it waits for a batch.

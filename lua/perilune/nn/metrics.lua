@@ -20,6 +20,7 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local ranks = require "perilune.nn.ranks"
 local samples = require "perilune.nn.samples"
+local states = require "perilune.nn.metric_state"
 local C, check = P.C, P.check
 
 local M = {}
@@ -110,20 +111,28 @@ function Window:init(size)
   self.size, self.parts, self.counts, self.first, self.last, self.used = size, {}, {}, 1, 0, 0
 end
 
-function Window:push(part, count)
-  if self.last >= self.first and self.counts[self.last] + count <= self.size / 10000 then -- small updates do not stand alone
-    add(self.parts[self.last], part)
-    self.counts[self.last] = self.counts[self.last] + count
-  else
-    self.last = self.last + 1
-    self.parts[self.last], self.counts[self.last] = add({}, part), count
-  end
-  self.used = self.used + count
+--- Append an entry; what is too old goes.
+function Window:append(part, count)
+  self.last = self.last + 1
+  self.parts[self.last], self.counts[self.last] = add({}, part), 0
+  self:grow(count)
+end
+
+--- The newest entry has so many samples more.
+function Window:grow(count)
+  self.counts[self.last], self.used = self.counts[self.last] + count, self.used + count
   while self.used > self.size and self.first < self.last do
     self.used = self.used - self.counts[self.first]
     self.parts[self.first], self.counts[self.first] = nil, nil
     self.first = self.first + 1
   end
+end
+
+function Window:push(part, count)
+  local apart = self.last < self.first or self.counts[self.last] + count > self.size / 10000 -- small updates do not stand alone
+  if apart then return self:append(part, count) end
+  add(self.parts[self.last], part)
+  self:grow(count)
 end
 
 function Window:sum()
@@ -164,6 +173,8 @@ function SumMetric:compute()
   self:_report({ unpack(total, width + 1, 2 * width) }, "window_", out)
   return out
 end
+
+states.of_sums(SumMetric, Window, place)
 
 -- What metrics of sums take. The others compare predictions with `threshold`: with 0.5 of probabilities, unless another one is given, of
 -- whatever the predictions are.
@@ -373,6 +384,8 @@ function SampleMetric:update(predictions, labels, weights)
   return memory and self
 end
 
+states.of_samples(SampleMetric, Samples, place)
+
 --- What `compute`, a function of C, makes of the window's samples of all ranks.
 function SampleMetric:_area(compute)
   self.samples = self.samples or Samples(place(self))
@@ -400,7 +413,7 @@ local BINS = 1000
 local single = ffi.new "float[1]"
 --- Average precision of the window; over everything from a histogram of 1,000 bins of predictions in [0, 1] (0.5 while a class is missing).
 M.AUPRCMetric = util.class("AUPRCMetric", SampleMetric)
-M.AUPRCMetric.needs = ENTROPY
+M.AUPRCMetric.needs, M.AUPRCMetric.sums, M.AUPRCMetric.bins = ENTROPY, { "positive", "negative" }, BINS
 function M.AUPRCMetric:init(args)
   SampleMetric.init(self, args)
   self.positive, self.negative = ffi.new("double[?]", BINS), ffi.new("double[?]", BINS)

@@ -25,6 +25,7 @@ local arguments = {
   pin_memory = util.optional, -- in memory pinned for the device (default: true where batches are copied to one)
   device = util.optional,     -- where they are moved when they are taken; default: they stay in host memory
   timeout = 300,              -- seconds that taking one waits, at most
+  global_batches = false,     -- batch k of all ranks together is the same on any number of ranks: a position in them holds on any
 }
 
 local function fail(text, ...) P.fail((NAME .. ": " .. text):format(...)) end
@@ -52,13 +53,20 @@ function DataLoadingThread:init(args)
   source.arguments = a.arguments
   local rank, world_size = place_of(NAME, {})
   Workers.init(self, NAME, source, { rank = rank, world_size = world_size, num_workers = a.num_workers,
-    prefetch_factor = a.prefetch_factor, pin_memory = a.pin_memory, device = a.device, timeout = a.timeout })
+    prefetch_factor = a.prefetch_factor, pin_memory = a.pin_memory, device = a.device, timeout = a.timeout,
+    global_batches = a.global_batches })
+end
+
+--- Leave the next n batches out.
+function DataLoadingThread:skip(n)
+  self:go_to(self:given() + n)
+  return self
 end
 
 function DataLoadingThread:get_next_batch() return self:next() end
 DataLoadingThread.__call = DataLoadingThread.get_next_batch
 
 signature.check("DataLoadingThread:", DataLoadingThread, { stop = "self: table, timeout: number?",
-  get_next_batch = "self: table" })
+  skip = "self: table, n: count", get_next_batch = "self: table" })
 
 return DataLoadingThread

@@ -321,6 +321,8 @@ local function step(self, batches)
   self.next = n + 1
   local context = self.ring[n % depth + 1]
   local loss, second, third = P.inside(context.scope, take, context)
+  local ahead = context.ahead
+  if ahead then ahead.batches = ahead.batches - 1 end -- its batch is trained
   if n >= self.plan.behind then close(self, self.ring[(n - self.plan.behind) % depth + 1]) end
   return loss, second, third
 end

@@ -112,6 +112,12 @@ end
 
 -- -- loading and voting ----------------------------------------------------------------------------------------------------------------
 
+--- Where a source counts the batches that are given and not trained yet (data/position.lua), or false.
+local function ahead_of(source)
+  local ahead = type(source) == "table" and rawget(source, "ahead")
+  return type(ahead) == "table" and ahead
+end
+
 --- Call the source outside of any scope: who makes batches may keep them. Batches of a loader of the library nobody else has seen: they
 --- are made in the scope of their context, and die with it.
 local function pull(source)
@@ -164,7 +170,9 @@ function Supply:load(context)
     stop.agree(asked, since)
   end
   local batch = next_batch(self)
-  context.batch = batch
+  local ahead = batch and ahead_of(self.source)
+  if ahead then ahead.batches = ahead.batches + 1 end
+  context.batch, context.ahead = batch, ahead
   if not self.group then
     if batch then context.exists = context.index else self.total = context.index end
     return
