@@ -2,11 +2,12 @@
  *
  * reader.c: opening checkpoints, and reading rectangles of tensors from the pieces that they meet.
  *
- * A rectangle is read by blocks of its rows (the first dimension) into memory that is laid out as the rectangle is. A piece whose rows are
- * the rectangle's goes there directly; of another one whole rows are read into a buffer, and its columns are copied from there.
+ * What a rectangle and a piece share is read by blocks of whole rows (the first dimension; of rows that are longer than a block, by blocks
+ * of the next dimension, and so on) into buffers, and copied from there to where the rectangle has it. Threads read the blocks that come
+ * next meanwhile (io.h).
  */
-#include "files.h"
 #include "../tensor/internal.h"
+#include "io.h"
 #include "manifest.h"
 
 #include <errno.h>
@@ -24,10 +25,21 @@ struct peri_checkpoint {
     char *folder; /* its path, for errors */
     int dir;      /* The folder, open and locked, so that nobody removes it. Files are opened in it and not by the path, which may name the
                    * checkpoint that replaced this one. -1: a single safetensors file. */
-    int fd;       /* of the file that was read last; -1: none */
-    int32_t file; /* its number */
-    char *buffer; /* of PERI__IO_BLOCK bytes, or of one row */
+    /* The files that were read last: [0] as usual, [1] past the page cache. Their numbers; -1: none. */
+    peri__io_file *open[2];
+    int32_t file[2];
+    peri__io *io;       /* NULL until something is read that is larger than a block */
+    char *ring, *block; /* memory of blocks, and its first page */
+    char *buffer;       /* of the larger of PERI__IO_BLOCK and what a run of elements needed */
     int64_t buffer_bytes;
+};
+
+enum {
+    READ_BLOCK = 2 << 20, /* bytes that are read at once */
+    READ_AHEAD = 8,       /* blocks */
+    READ_THREADS = 4,
+    HASHED = 1 << 17, /* bytes that are hashed and then copied: they fit into a cache */
+    FAR = 4096        /* bytes between two runs of elements, below which the disk reads them anyway */
 };
 
 const peri__manifest *peri__checkpoint_manifest(const peri_checkpoint *c) { return &c->m; }
@@ -38,11 +50,13 @@ int peri__checkpoint_folder(const peri_checkpoint *c) { return c->dir; }
 void peri_checkpoint_release(peri_checkpoint *c)
 {
     if (!c) return;
-    if (c->fd >= 0) close(c->fd);
+    peri__io_release(c->io);
+    for (int k = 0; k < 2; k++) peri__io_file_free(c->open[k]);
     if (c->dir >= 0) close(c->dir);
     peri__manifest_fini(&c->m);
     peri__free(c->folder);
     peri__free(c->buffer);
+    peri__free(c->ring);
     peri__free(c);
     peri__object_count(-1);
 }
@@ -116,20 +130,22 @@ static peri_status open_file(peri_checkpoint *c, const char *path, const char *w
     if (!(c->folder = peri__strdup(slash ? path : "."))) return PERI_ENOMEM;
     if (slash) c->folder[peri__max(slash - path, 1)] = 0; /* a file of the root folder keeps its '/' */
     /* It stays open as file 0: what has its name later is another file. */
-    c->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     int why = errno;
-    if (c->fd < 0 || fstat(c->fd, &s) != 0) return peri__fail(why == ENOENT ? PERI_ENOTFOUND : PERI_EIO, "%s: %s", what, strerror(why));
+    if (fd < 0) return peri__fail(why == ENOENT ? PERI_ENOTFOUND : PERI_EIO, "%s: %s", what, strerror(why));
+    PERI_TRY(peri__io_file_new(fd, path, &c->open[0]));
+    if (fstat(fd, &s) != 0) return peri__fail(PERI_EIO, "%s: it cannot be read", what);
     if (!S_ISREG(s.st_mode)) return peri__fail(PERI_EFORMAT, "%s: it is neither a folder nor a regular file", what);
     const int64_t file_bytes = s.st_size;
-    c->file = 0;
-    peri_status status = peri__file_get(c->fd, path, count, 8, 0);
+    c->file[0] = 0;
+    peri_status status = peri__file_get(fd, path, count, 8, 0);
     for (int i = 0; i < 8; i++) bytes |= (uint64_t)count[i] << 8 * i;
     if (status >= 0 && (bytes > (uint64_t)file_bytes - 8 || bytes > PERI__HEADER_MOST))
         status = peri__fail(PERI_EFORMAT, "%s: no safetensors file: its header would have %llu bytes, the file has %lld", what,
                             (unsigned long long)bytes, (long long)file_bytes);
     char *header = status < 0 ? NULL : peri__alloc((size_t)bytes + 1);
     if (status >= 0 && !header) status = PERI_ENOMEM;
-    if (status >= 0) status = peri__file_get(c->fd, path, header, (int64_t)bytes, 8);
+    if (status >= 0) status = peri__file_get(fd, path, header, (int64_t)bytes, 8);
     if (status >= 0) status = peri__safetensors_parse(&c->m, name, file_bytes, header, (int64_t)bytes, what);
     if (status >= 0) status = peri__manifest_settle(&c->m, what);
     peri__free(header);
@@ -150,7 +166,7 @@ peri_status peri_checkpoint_open(const char *path, peri_checkpoint **out)
     peri_checkpoint *c = peri__alloc_zero(sizeof *c);
     if (!c) return PERI_ENOMEM;
     peri__object_count(1);
-    c->fd = c->file = c->dir = -1;
+    c->file[0] = c->file[1] = c->dir = -1;
     peri_status status = S_ISDIR(s.st_mode) ? open_folder(c, path, what) : open_file(c, path, what);
     if (status < 0) peri_checkpoint_release(c);
     else *out = c;
@@ -237,37 +253,54 @@ static peri_status path_of(const peri_checkpoint *c, int32_t file, char path[PAT
     return peri__path_join(c->folder, peri__manifest_text(&c->m, c->m.files[file].name), path);
 }
 
-/** Have file @file open. It must be as long as the manifest says. */
-static peri_status have_file(peri_checkpoint *c, int32_t file, char path[PATH_MAX])
+/** Have file @file open, as usual or past the page cache (@direct). It must be as long as the manifest says. A safetensors file by itself
+ *  is open already. */
+static peri_status have_file(peri_checkpoint *c, int32_t file, bool direct, peri__io_file **out)
 {
+    char path[PATH_MAX];
     struct stat s;
-    PERI_TRY(path_of(c, file, path));
-    if (c->file == file) return PERI_OK;
-    if (c->fd >= 0) close(c->fd);
-    c->file = -1;
-    c->fd = openat(c->dir, peri__manifest_text(&c->m, c->m.files[file].name), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
-    int why = errno;
-    if (c->fd < 0)
-        return peri__fail(why == ENOENT ? PERI_ENOTFOUND : PERI_EIO, "checkpoint: file '%.300s', which the manifest lists: %s", path,
-                          strerror(why));
-    if (fstat(c->fd, &s) != 0 || s.st_size != c->m.files[file].bytes)
-        return peri__fail(PERI_EFORMAT, "checkpoint: file '%.300s' has %lld bytes, %lld are wanted", path, (long long)s.st_size,
-                          (long long)c->m.files[file].bytes);
-    c->file = file;
+    if (c->dir < 0) direct = false;
+    if (c->file[direct] != file) {
+        peri__io_file_free(c->open[direct]);
+        c->open[direct] = NULL;
+        c->file[direct] = -1;
+        PERI_TRY(path_of(c, file, path));
+        int fd = openat(c->dir, peri__manifest_text(&c->m, c->m.files[file].name), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
+        int why = errno;
+        if (fd < 0)
+            return peri__fail(why == ENOENT ? PERI_ENOTFOUND : PERI_EIO, "checkpoint: file '%.300s', which the manifest lists: %s", path,
+                              strerror(why));
+        PERI_TRY(peri__io_file_new(fd, path, &c->open[direct]));
+        if (fstat(fd, &s) != 0 || s.st_size != c->m.files[file].bytes)
+            return peri__fail(PERI_EFORMAT, "checkpoint: file '%.300s' has %lld bytes, %lld are wanted", path, (long long)s.st_size,
+                              (long long)c->m.files[file].bytes);
+        if (direct) peri__io_file_direct(c->open[direct]);
+        c->file[direct] = file;
+    }
+    *out = c->open[direct];
+    return PERI_OK;
+}
+
+/** Bools are 0 or 1. @at: where they lie in the piece. */
+static peri_status check_bools(const peri_checkpoint *c, const peri__piece *p, const char *data, int64_t bytes, int64_t at)
+{
+    char path[PATH_MAX];
+    for (int64_t i = 0; i < bytes; i++) {
+        if ((unsigned char)data[i] <= 1) continue;
+        PERI_TRY(path_of(c, p->file, path));
+        return peri__fail(PERI_EFORMAT, "checkpoint: file '%.300s', byte %lld: a bool that is neither 0 nor 1", path,
+                          (long long)(p->begin + at + i));
+    }
     return PERI_OK;
 }
 
 /** Bytes [@at, @at + @bytes) of a piece. */
 static peri_status get(peri_checkpoint *c, const peri__piece *p, int32_t dtype, void *out, int64_t bytes, int64_t at)
 {
-    char path[PATH_MAX];
-    PERI_TRY(have_file(c, p->file, path));
-    PERI_TRY(peri__file_get(c->fd, path, out, bytes, p->begin + at));
-    for (int64_t i = 0; dtype == PERI_BOOL && i < bytes; i++)
-        if (((const unsigned char *)out)[i] > 1)
-            return peri__fail(PERI_EFORMAT, "checkpoint: file '%.300s', byte %lld: a bool that is neither 0 nor 1", path,
-                              (long long)(p->begin + at + i));
-    return PERI_OK;
+    peri__io_file *file;
+    PERI_TRY(have_file(c, p->file, false, &file));
+    PERI_TRY(peri__file_get(file->fd, file->path, out, bytes, p->begin + at));
+    return dtype == PERI_BOOL ? check_bools(c, p, out, bytes, at) : PERI_OK;
 }
 
 static peri_status need_buffer(peri_checkpoint *c, int64_t bytes)
@@ -289,21 +322,51 @@ static peri_status damaged(const peri_checkpoint *c, const peri__entry *e, const
                       path, (long long)p->begin, (long long)(p->begin + p->bytes), peri__entry_name(&c->m, e));
 }
 
+/** What is done with a block of a piece: @data are the bytes from @at on. */
+typedef peri_status block_fn(void *context, const char *data, int64_t bytes, int64_t at);
+
+/** Bytes [@at, @at + @bytes) of a piece, in blocks of @step bytes (READ_BLOCK at most): the threads read those that come next while @f has
+ *  one. @direct: past the page cache. */
+static peri_status each_block(peri_checkpoint *c, const peri__piece *p, int64_t at, int64_t bytes, int64_t step, bool direct, block_fn *f,
+                              void *context)
+{
+    const int64_t room = READ_BLOCK + 2 * PERI__IO_PAGE, n = peri__ceil_div(bytes, step);
+    int64_t jobs[READ_AHEAD], given = 0;
+    peri__io_file *file;
+    if (!c->ring && !(c->block = peri__io_pages(READ_AHEAD * room, &c->ring))) return PERI_ENOMEM;
+    if (!c->io) PERI_TRY(peri__io_new(READ_THREADS, &c->io));
+    PERI_TRY(have_file(c, p->file, direct, &file));
+    peri_status status = PERI_OK;
+    for (int64_t k = 0; status >= 0 && k < n; k++) {
+        for (; given < n && given < k + READ_AHEAD; given++) {
+            const int64_t from = given * step;
+            jobs[given % READ_AHEAD] =
+                peri__io_read(c->io, file, c->block + given % READ_AHEAD * room, peri__min(step, bytes - from), p->begin + at + from);
+        }
+        status = peri__io_wait(c->io, jobs[k % READ_AHEAD]);
+        const char *data = c->block + k % READ_AHEAD * room + (p->begin + at + k * step) % PERI__IO_PAGE;
+        if (status >= 0) status = f(context, data, peri__min(step, bytes - k * step), at + k * step);
+    }
+    if (status < 0) peri__io_clear(c->io);
+    return status;
+}
+
+static peri_status hash_block(void *context, const char *data, int64_t bytes, int64_t at)
+{
+    (void)at;
+    XXH3_64bits_update(context, data, (size_t)bytes);
+    return PERI_OK;
+}
+
 peri_status peri_checkpoint_verify(peri_checkpoint *c, int64_t index, int64_t piece)
 {
     const peri__entry *e;
     const peri__piece *p;
     PERI_TRY(piece_at(c, "peri_checkpoint_verify", index, piece, &e, &p));
-    PERI_TRY(need_buffer(c, PERI__IO_BLOCK));
     XXH3_state_t *hash = XXH3_createState();
     if (!hash) return peri__fail(PERI_ENOMEM, "peri_checkpoint_verify: no memory for a hash");
     XXH3_64bits_reset(hash);
-    peri_status status = PERI_OK;
-    for (int64_t at = 0; status >= 0 && at < p->bytes; at += PERI__IO_BLOCK) {
-        int64_t n = peri__min(PERI__IO_BLOCK, p->bytes - at);
-        status = get(c, p, PERI_U8, c->buffer, n, at);
-        if (status >= 0) XXH3_64bits_update(hash, c->buffer, (size_t)n);
-    }
+    peri_status status = each_block(c, p, 0, p->bytes, READ_BLOCK, true, hash_block, hash);
     if (status >= 0 && p->checked && XXH3_64bits_digest(hash) != p->checksum) status = damaged(c, e, p);
     XXH3_freeState(hash);
     return status;
@@ -392,44 +455,96 @@ static peri_status read_runs(peri_checkpoint *c, const peri__piece *p, const per
     return PERI_OK;
 }
 
+/** Reading what a rectangle and a piece share. */
+typedef struct reading {
+    peri_checkpoint *c;
+    const peri__piece *piece;
+    const target *to;
+    copying k;                     /* of the block that is being copied: from[] is where its memory begins */
+    int64_t offset[PERI_MAX_DIMS]; /* of the piece */
+    XXH3_state_t *hash;            /* NULL: it is not compared with its checksum */
+    int32_t dimension;             /* that blocks are cut in; of those before it one index at a time is read */
+    bool straight;                 /* the target's memory has the bytes in the same order */
+    bool direct;                   /* past the page cache */
+} reading;
+
+/** A block of the piece, to where it belongs: whole rows of dimension q->dimension or, if q->straight, any bytes. */
+static peri_status accept(void *context, const char *data, int64_t bytes, int64_t at)
+{
+    reading *q = context;
+    const target *to = q->to;
+    const int32_t d = q->dimension;
+    const int64_t row = q->k.from_stride[d];
+    if (to->dtype == PERI_BOOL) PERI_TRY(check_bools(q->c, q->piece, data, bytes, at));
+    if (q->straight) {
+        char *out = to->memory + at + (q->offset[0] - to->want.offset[0]) * q->k.from_stride[0];
+        for (int64_t b = 0; b < bytes; b += HASHED) {
+            const size_t n = (size_t)peri__min(HASHED, bytes - b);
+            if (q->hash) XXH3_64bits_update(q->hash, data + b, n);
+            if (out != data) memcpy(out + b, data + b, n);
+        }
+        return PERI_OK;
+    }
+    if (q->hash) XXH3_64bits_update(q->hash, data, (size_t)bytes);
+    q->k.low[d] = q->k.from[d] = q->offset[d] + (d ? at % q->k.from_stride[d - 1] : at) / row;
+    q->k.high[d] = q->k.low[d] + bytes / row;
+    return deliver(to, &q->k, data, q->c->buffer + HASHED);
+}
+
+/** The rows of dimension @d that both have; of the dimensions before it one index is chosen, whose bytes begin at @at in the piece. */
+static peri_status read_rows(reading *q, int32_t d, int64_t at)
+{
+    const int64_t row = q->k.from_stride[d], low = q->k.low[d], high = q->k.high[d];
+    const int64_t from = at + (low - q->offset[d]) * row, bytes = (high - low) * row;
+    peri_status status = PERI_OK;
+    q->dimension = d;
+    if (row > READ_BLOCK && d + 1 < q->k.ndim && !q->straight) {
+        for (int64_t r = low; status >= 0 && r < high; r++) {
+            q->k.low[d] = q->k.from[d] = r;
+            q->k.high[d] = r + 1;
+            status = read_rows(q, d + 1, at + (r - q->offset[d]) * row);
+        }
+    } else if (bytes > HASHED) {
+        status = each_block(q->c, q->piece, from, bytes, q->straight ? READ_BLOCK : READ_BLOCK / row * row, q->direct, accept, q);
+    } else {
+        char *into = q->straight ? q->to->memory + (low - q->to->want.offset[0]) * row : q->c->buffer;
+        status = get(q->c, q->piece, q->to->dtype, into, bytes, from);
+        if (status >= 0) status = accept(q, into, bytes, from);
+    }
+    q->k.low[d] = low;
+    q->k.high[d] = high;
+    return status;
+}
+
 /** What the rectangle and piece @p share. A piece that is read as a whole is compared with its checksum. */
 static peri_status read_piece(peri_checkpoint *c, const peri__entry *e, const peri__piece *p, const target *to)
 {
-    enum { FAR = 4096 }; /* bytes between two runs, below which the disk reads them anyway */
     peri_checkpoint_region has;
-    copying k = {.ndim = to->ndim, .size = to->size};
+    reading q = {.c = c, .piece = p, .to = to, .k = {.ndim = to->ndim, .size = to->size}};
+    copying *k = &q.k;
     bool whole = true, full_rows = true;
     peri__piece_region(&c->m, e, p, &has);
     if (e->ndim == 0) has.size[0] = 1;
-    for (int32_t d = 0; d < k.ndim; d++) {
-        k.low[d] = peri__max(has.offset[d], to->want.offset[d]);
-        k.high[d] = peri__min(has.offset[d] + has.size[d], to->want.offset[d] + to->want.size[d]);
-        if (k.low[d] >= k.high[d]) return PERI_OK;
-        whole = whole && k.high[d] - k.low[d] == has.size[d];
+    for (int32_t d = 0; d < k->ndim; d++) {
+        k->low[d] = peri__max(has.offset[d], to->want.offset[d]);
+        k->high[d] = peri__min(has.offset[d] + has.size[d], to->want.offset[d] + to->want.size[d]);
+        if (k->low[d] >= k->high[d]) return PERI_OK;
+        whole = whole && k->high[d] - k->low[d] == has.size[d];
         full_rows = full_rows && (d == 0 || (has.offset[d] == to->want.offset[d] && has.size[d] == to->want.size[d]));
-        k.from[d] = has.offset[d];
+        k->from[d] = q.offset[d] = has.offset[d];
     }
-    strides(k.ndim, has.size, to->size, k.from_stride);
-    const int64_t row = k.from_stride[0], first = k.low[0], past = k.high[0], step = peri__max(1, PERI__IO_BLOCK / row);
-    if (k.ndim == 2 && !whole && row - (k.high[1] - k.low[1]) * to->size > FAR) return read_runs(c, p, &has, to, &k);
-    XXH3_state_t *hash = whole && p->checked ? XXH3_createState() : NULL;
-    if (whole && p->checked && !hash) return peri__fail(PERI_ENOMEM, "peri_checkpoint_read: no memory for a hash");
-    if (hash) XXH3_64bits_reset(hash);
-    const bool direct = full_rows && to->memory;
-    const int64_t most = peri__min(step, past - first) * row;
-    peri_status status = direct ? PERI_OK : need_buffer(c, to->memory ? most : 2 * most);
-    for (int64_t r = first; status >= 0 && r < past; r += step) {
-        const int64_t n = peri__min(step, past - r);
-        char *into = direct ? to->memory + (r - to->want.offset[0]) * row : c->buffer;
-        status = get(c, p, to->dtype, into, n * row, (r - has.offset[0]) * row);
-        if (status < 0) break;
-        if (hash) XXH3_64bits_update(hash, into, (size_t)(n * row));
-        k.low[0] = k.from[0] = r;
-        k.high[0] = r + n;
-        if (!direct) status = deliver(to, &k, into, c->buffer + most);
-    }
-    if (status >= 0 && hash && XXH3_64bits_digest(hash) != p->checksum) status = damaged(c, e, p);
-    XXH3_freeState(hash);
+    strides(k->ndim, has.size, to->size, k->from_stride);
+    const int64_t row = k->from_stride[0];
+    if (k->ndim == 2 && row <= READ_BLOCK && row - (k->high[1] - k->low[1]) * to->size > FAR) return read_runs(c, p, &has, to, k);
+    PERI_TRY(need_buffer(c, HASHED + READ_BLOCK));
+    q.hash = whole && p->checked ? XXH3_createState() : NULL;
+    if (whole && p->checked && !q.hash) return peri__fail(PERI_ENOMEM, "peri_checkpoint_read: no memory for a hash");
+    if (q.hash) XXH3_64bits_reset(q.hash);
+    q.straight = full_rows && to->memory;
+    q.direct = full_rows; /* of other rows somebody else reads other columns soon: the page cache keeps them */
+    peri_status status = read_rows(&q, 0, 0);
+    if (status >= 0 && q.hash && XXH3_64bits_digest(q.hash) != p->checksum) status = damaged(c, e, p);
+    XXH3_freeState(q.hash);
     return status;
 }
 

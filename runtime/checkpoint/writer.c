@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * writer.c: one rank's files. Pieces are announced, then files are laid out and written from the first byte to the last, each block hashed
- * as it passes.
+ * writer.c: one rank's files. Pieces are announced, then files are laid out and written from the first byte to the last. The caller's
+ * thread copies the bytes into a ring of buffers, and hashes them while the processor's caches have them; another thread writes the buffers
+ * (io.h).
  */
-#include "files.h"
 #include "../tensor/internal.h"
+#include "io.h"
 #include "manifest.h"
 
 #include <errno.h>
@@ -15,7 +16,10 @@
 #include <xxhash.h>
 
 #define FILE_BYTES ((int64_t)16 << 30)
-enum { WRITE_BACK = 32 << 20 }; /* bytes after which the system is asked to begin writing, so that the last sync has little to do */
+enum {
+    BUFFERS = 4,     /* of the ring, PERI__IO_BLOCK bytes each */
+    HASHED = 1 << 17 /* bytes that are copied and then hashed: they fit into a cache */
+};
 
 struct peri_checkpoint_writer {
     peri__manifest m; /* a piece of m for each file that the caller's piece is in */
@@ -23,9 +27,14 @@ struct peri_checkpoint_writer {
     int64_t file_bytes;
     XXH3_state_t *hash;
     int64_t piece, done; /* that is being written, and how many of its bytes are */
-    int64_t asked;       /* up to where the system was asked to write back */
     int32_t file;        /* that is open; -1: none yet */
-    int fd;              /* -1: none */
+    peri__io *io;
+    peri__io_file *open;
+    char *ring, *buffers[BUFFERS];
+    int64_t jobs[BUFFERS]; /* that write each buffer; -1: none */
+    int64_t last;          /* the job that finishes the file before */
+    int32_t current;       /* the buffer that is being filled */
+    int64_t filled, at;    /* its bytes, and where they go in the file */
     bool started, finished;
     peri_status spent; /* after an error of the file system */
     char message[PERI_MESSAGE_MAX];
@@ -44,8 +53,8 @@ peri_status peri_checkpoint_writer_new(const char *folder, const char *stem, int
     peri_checkpoint_writer *w = peri__alloc_zero(sizeof *w);
     if (!w) return PERI_ENOMEM;
     peri__object_count(1);
-    w->fd = -1;
     w->file = -1;
+    for (int b = 0; b < BUFFERS; b++) w->jobs[b] = -1;
     w->file_bytes = file_bytes ? file_bytes : FILE_BYTES;
     w->folder = peri__strdup(folder);
     w->stem = peri__strdup(stem);
@@ -67,7 +76,8 @@ static peri_status path_of(const peri_checkpoint_writer *w, int32_t file, char p
 void peri_checkpoint_writer_release(peri_checkpoint_writer *w)
 {
     if (!w) return;
-    if (w->fd >= 0) close(w->fd);
+    peri__io_release(w->io);
+    peri__io_file_free(w->open);
     for (int32_t f = 0; !w->finished && f <= w->file; f++) {
         char path[PATH_MAX];
         if (path_of(w, f, path) >= 0) unlink(path);
@@ -78,6 +88,7 @@ void peri_checkpoint_writer_release(peri_checkpoint_writer *w)
     peri__free(w->stem);
     peri__free(w->part);
     peri__free(w->buffer);
+    peri__free(w->ring);
     peri__free(w);
     peri__object_count(-1);
 }
@@ -164,14 +175,51 @@ static peri_status lay_out(peri_checkpoint_writer *w)
     return PERI_OK;
 }
 
-static peri_status close_file(peri_checkpoint_writer *w)
+/** The threads and the ring, before the first file. */
+static peri_status have_ring(peri_checkpoint_writer *w)
 {
-    char path[PATH_MAX];
-    int fd = w->fd;
-    if (fd < 0) return PERI_OK;
-    w->fd = -1;
-    PERI_TRY(path_of(w, w->file, path));
-    return peri__file_finish(fd, path);
+    if (w->io) return PERI_OK;
+    peri__free(w->ring);
+    char *first = peri__io_pages(BUFFERS * (int64_t)PERI__IO_BLOCK, &w->ring);
+    if (!first) return PERI_ENOMEM;
+    for (int b = 0; b < BUFFERS; b++) w->buffers[b] = first + b * (int64_t)PERI__IO_BLOCK;
+    return peri__io_new(2, &w->io);
+}
+
+/** Give the current buffer to the thread, and have the next one. */
+static peri_status hand_over(peri_checkpoint_writer *w)
+{
+    if (w->filled > 0) w->jobs[w->current] = peri__io_write(w->io, w->open, w->buffers[w->current], w->filled, w->at);
+    w->at += w->filled;
+    w->filled = 0;
+    w->current = (w->current + 1) % BUFFERS;
+    return w->jobs[w->current] < 0 ? PERI_OK : peri__io_wait(w->io, w->jobs[w->current]);
+}
+
+/** The next bytes of the file. @hash: they are hashed too. */
+static peri_status append(peri_checkpoint_writer *w, const char *data, int64_t bytes, XXH3_state_t *hash)
+{
+    while (bytes > 0) {
+        char *to = w->buffers[w->current] + w->filled;
+        const int64_t n = peri__min(peri__min(bytes, HASHED), PERI__IO_BLOCK - w->filled);
+        memcpy(to, data, (size_t)n);
+        if (hash) XXH3_64bits_update(hash, to, (size_t)n);
+        w->filled += n;
+        data += n;
+        bytes -= n;
+        if (w->filled == PERI__IO_BLOCK) PERI_TRY(hand_over(w));
+    }
+    return PERI_OK;
+}
+
+/** The thread writes what is left of the file, syncs it and closes it. */
+static peri_status end_file(peri_checkpoint_writer *w)
+{
+    if (!w->open) return PERI_OK;
+    peri_status status = hand_over(w);
+    w->last = peri__io_finish(w->io, w->open);
+    w->open = NULL;
+    return status;
 }
 
 /** The next file, with its header. Its bytes are asked of the system at once: a disk that is too full is found here. */
@@ -179,18 +227,25 @@ static peri_status open_next(peri_checkpoint_writer *w)
 {
     char path[PATH_MAX], *header;
     int64_t bytes;
-    PERI_TRY(close_file(w));
+    int fd;
+    PERI_TRY(have_ring(w));
+    PERI_TRY(end_file(w));
     PERI_TRY(path_of(w, w->file + 1, path));
     PERI_TRY(peri__safetensors_print(&w->m, w->file + 1, &header, &bytes));
-    peri_status status = peri__file_create(path, &w->fd);
+    peri_status status = peri__file_create(path, &fd);
     if (status >= 0) {
-        const int64_t all = w->m.files[++w->file].bytes;
-        w->asked = 0;
-        if (fallocate(w->fd, 0, 0, all) != 0 && (errno == ENOSPC || errno == EDQUOT || errno == EFBIG)) {
+        w->file++;
+        status = peri__io_file_new(fd, path, &w->open);
+    }
+    if (status >= 0) {
+        const int64_t all = w->m.files[w->file].bytes;
+        if (fallocate(fd, 0, 0, all) != 0 && (errno == ENOSPC || errno == EDQUOT || errno == EFBIG)) {
             int why = errno;
             status = peri__fail(PERI_EIO, "checkpoint: '%.300s': %lld bytes: %s", path, (long long)all, strerror(why));
         } else {
-            status = peri__file_put(w->fd, path, header, bytes, 0);
+            peri__io_file_direct(w->open);
+            w->at = 0;
+            status = append(w, header, bytes, NULL);
         }
     }
     peri__free(header);
@@ -206,35 +261,22 @@ static peri_status start_piece(peri_checkpoint_writer *w)
     return PERI_OK;
 }
 
-static peri_status put_block(peri_checkpoint_writer *w, const char *data, int64_t bytes)
-{
-    char path[PATH_MAX];
-    peri__piece *p = &w->m.pieces[w->piece];
-    const int64_t at = p->begin + w->done;
-    PERI_TRY(path_of(w, w->file, path));
-    XXH3_64bits_update(w->hash, data, (size_t)bytes);
-    PERI_TRY(peri__file_put(w->fd, path, data, bytes, at));
-    w->done += bytes;
-    if (at + bytes - w->asked >= WRITE_BACK) {
-        sync_file_range(w->fd, w->asked, at + bytes - w->asked, SYNC_FILE_RANGE_WRITE); /* a hint: that it failed, fsync tells */
-        w->asked = at + bytes;
-    }
-    if (w->done < p->bytes) return PERI_OK;
-    p->checksum = XXH3_64bits_digest(w->hash);
-    p->checked = true;
-    w->piece++;
-    w->done = 0;
-    return w->piece < w->m.n_pieces ? start_piece(w) : PERI_OK;
-}
-
 static peri_status put_bytes(peri_checkpoint_writer *w, const char *data, int64_t bytes)
 {
     if (!w->started && bytes > 0) PERI_TRY(start_piece(w));
     while (bytes > 0) {
-        int64_t n = peri__min(peri__min(bytes, PERI__IO_BLOCK), w->m.pieces[w->piece].bytes - w->done);
-        PERI_TRY(put_block(w, data, n));
+        peri__piece *p = &w->m.pieces[w->piece];
+        const int64_t n = peri__min(bytes, p->bytes - w->done);
+        PERI_TRY(append(w, data, n, w->hash));
         data += n;
         bytes -= n;
+        w->done += n;
+        if (w->done < p->bytes) continue;
+        p->checksum = XXH3_64bits_digest(w->hash);
+        p->checked = true;
+        w->piece++;
+        w->done = 0;
+        if (w->piece < w->m.n_pieces) PERI_TRY(start_piece(w));
     }
     return PERI_OK;
 }
@@ -378,7 +420,9 @@ peri_status peri_checkpoint_writer_finish(peri_checkpoint_writer *w)
                           (long long)(left / peri_dtype_size(e->dtype)), peri__entry_name(&w->m, e));
     }
     if (!w->started) PERI_TRY(spend(w, start_piece(w)));
-    PERI_TRY(spend(w, close_file(w)));
+    peri_status status = end_file(w);
+    if (status >= 0 && w->file >= 0) status = peri__io_wait(w->io, w->last);
+    PERI_TRY(spend(w, status));
     int64_t bytes;
     PERI_TRY(spend(w, peri__manifest_print(&w->m, NULL, &w->part, &bytes)));
     w->finished = true;

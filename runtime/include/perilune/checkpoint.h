@@ -9,7 +9,8 @@
  * and tells rank 0 its *part* of the manifest (a text, peri_checkpoint_writer_part). Rank 0 joins the parts and gives the folder its name
  * (peri_checkpoint_publish). Until then no checkpoint of that name is there, and one that is being replaced is whole.
  *
- * Everything here is local: no function communicates, and every function blocks until its bytes are read or handed to the system. Files
+ * Everything here is local: no function communicates. Reading blocks until the bytes are there; what is put into a writer is copied, and
+ * written by threads of its own meanwhile: an error of the file system may be told by a later call, at the latest by finish. Files
  * are untrusted: sizes are checked before anything is allocated, and nothing in them is executed. Handles are for one thread at a time.
  */
 #ifndef PERILUNE_CHECKPOINT_H

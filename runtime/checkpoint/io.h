@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * io.h: threads that read and write files while their owner hashes and copies. Jobs are begun in the order in which they were given; disks
+ * are faster with several at once.
+ *
+ *     owner     fill A | give A | fill B | give B | wait for A, fill A | ...
+ *     threads                   | write A        |
+ *                                        | write B        | ...
+ */
+#ifndef PERI_CHECKPOINT_IO_H
+#define PERI_CHECKPOINT_IO_H
+
+#include "files.h"
+
+/** An open file that jobs work on. */
+typedef struct peri__io_file {
+    int fd;
+    char path[]; /* for errors */
+} peri__io_file;
+
+/** @fd as a file of that path; on failure it is closed. @out new, freed by peri__io_finish or peri__io_file_free. */
+peri_status peri__io_file_new(int fd, const char *path, peri__io_file **out);
+/** Close it without a sync; NULL is fine. */
+void peri__io_file_free(peri__io_file *file);
+/** Let reads and writes of whole pages pass by the page cache, where the file system can: the processor then copies nothing, and what the
+ *  machine has cached stays. */
+void peri__io_file_direct(peri__io_file *file);
+
+enum { PERI__IO_PAGE = 4096 }; /* what direct reads and writes want of memory, bytes and places: multiples of this */
+
+/** Memory of @bytes that begins with a page. Freed by peri__free(*memory). */
+char *peri__io_pages(int64_t bytes, char **memory);
+
+typedef struct peri__io peri__io;
+
+/** @threads: 1 to 4. @out new. */
+peri_status peri__io_new(int32_t threads, peri__io **out);
+/** Wait for all jobs, and end the threads; NULL is fine. */
+void peri__io_release(peri__io *io);
+/** Give a job; blocks while too many are waiting. @data stays the owner's, and untouched until the job is done. Returns its number. */
+int64_t peri__io_write(peri__io *io, peri__io_file *file, const void *data, int64_t bytes, int64_t at);
+/** @data begins with a page and has room for all pages that have some of the bytes [@at, @at + @bytes) of the file, which lie at
+ *  @data + @at % PERI__IO_PAGE then. */
+int64_t peri__io_read(peri__io *io, peri__io_file *file, void *data, int64_t bytes, int64_t at);
+/** When all jobs before are done: sync the file to the disk (unless one has failed), close it, and free it. */
+int64_t peri__io_finish(peri__io *io, peri__io_file *file);
+/** Whether job @number and all before are done; without blocking. */
+bool peri__io_done(peri__io *io, int64_t number);
+/** Wait until job @number and all before are done. The error is that of the first job that failed since peri__io_clear: what was begun
+ *  afterwards was not done. */
+peri_status peri__io_wait(peri__io *io, int64_t number);
+/** Wait for all jobs, and forget that one failed. */
+void peri__io_clear(peri__io *io);
+
+#endif
