@@ -27,7 +27,8 @@
 #include <perilune/base.h>
 
 #define PERI_KERNELS_TBE(X)                                                                                                             \
-    X(tbe_shift, peri_k_tbe_shift_args) X(tbe_run_tables, peri_k_tbe_run_tables_args) X(tbe_most_counted, peri_k_tbe_most_counted_args)
+    X(tbe_shift, peri_k_tbe_shift_args) X(tbe_run_tables, peri_k_tbe_run_tables_args) X(tbe_most_counted, peri_k_tbe_most_counted_args) \
+    X(tbe_mark, peri_k_tbe_mark_args)
 #define PERI_STEPS_TBE(X)                                                                                                               \
     X(tbe_prepare, peri_k_tbe_prepare_args) X(tbe_check, peri_k_tbe_check_args) X(tbe_report, peri_k_tbe_report_args)                   \
     X(tbe_forward, peri_k_tbe_forward_args) X(tbe_weight_gradient, peri_k_tbe_weight_gradient_args) X(tbe_sort, peri_k_tbe_sort_args)   \
@@ -483,6 +484,22 @@ typedef struct peri_k_tbe_most_counted_args {
     const float *row_counter;
     float *max_counter;
 } peri_k_tbe_most_counted_args;
+
+/** Set the bits of rows in a bitmap. Each item i of the range may name a linear row r, and no row is named twice:
+ *      sorted given:   r = sorted[i] >> payload_bits, if i < n[0] and item i - 1 has another row (sorted: as for tbe_update)
+ *      touched given:  r = i, if touched[i] != 0
+ *      neither:        r = first + i
+ *  If 0 <= r < total_rows: bits[r / 64] |= 1 << r % 64; where that bit was 0 before and `fresh` is given: fresh[n_fresh[0]++] = r, in any
+ *  order. range: items. */
+typedef struct peri_k_tbe_mark_args {
+    const uint64_t *sorted;
+    const int64_t *n;
+    const float *touched;
+    int64_t first, total_rows;
+    uint64_t *bits;
+    int64_t *fresh, *n_fresh; /* both or NULL */
+    int32_t payload_bits;
+} peri_k_tbe_mark_args;
 
 /** dst[i] = min(max(src[i], 0), most) + add. range: elements. */
 typedef struct peri_k_tbe_shift_args {

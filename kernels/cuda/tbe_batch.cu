@@ -138,6 +138,25 @@ struct finish_most {
     __device__ void operator()(int64_t t) const { max_counter[t] = 1 + max_counter[t]; }
 };
 
+struct mark_one {
+    peri_k_tbe_mark_args a;
+    __device__ void operator()(int64_t i) const
+    {
+        uint64_t row = (uint64_t)(a.first + i);
+        if (a.touched) {
+            if (a.touched[i] == 0) return;
+            row = (uint64_t)i;
+        } else if (a.sorted) {
+            if (i >= *a.n) return;
+            row = a.sorted[i] >> a.payload_bits;
+            if (i > 0 && a.sorted[i - 1] >> a.payload_bits == row) return;
+        }
+        if (row >= (uint64_t)a.total_rows) return;
+        const unsigned long long bit = 1ull << row % 64, old = atomicOr((unsigned long long *)&a.bits[row / 64], bit);
+        if (!(old & bit) && a.fresh) a.fresh[atomicAdd((unsigned long long *)a.n_fresh, 1ull)] = (int64_t)row;
+    }
+};
+
 /** Tables in y, what they hold in x. */
 dim3 tables_grid(int64_t tables, const peri_cuda_call *c)
 {
@@ -157,6 +176,8 @@ PERI_CUDA_SCRATCH(tbe_report) { return (void)a, 0; }
 PERI_CUDA_OP(tbe_report) { return each(0, 1, c, describe{*a}); }
 
 PERI_CUDA_KERNEL(tbe_shift) { return each(begin, end, c, shift_one{*a}); }
+
+PERI_CUDA_KERNEL(tbe_mark) { return each(begin, end, c, mark_one{*a}); }
 
 PERI_CUDA_KERNEL(tbe_run_tables)
 {

@@ -31,6 +31,7 @@
 #include "tbe.c"
 #include "tbe_update.c"
 #include "tbe_shampoo.c"
+#include "tbe_mark.c"
 #include "cache.c"
 #include "bags.c"
 #include "collision.c"

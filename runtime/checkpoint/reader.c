@@ -680,9 +680,8 @@ peri_status peri_checkpoint_read(peri_checkpoint *c, int64_t index, const peri_c
     if (e->ndim == 0) to.want.offset[0] = 0, to.want.size[0] = 1;
     if (d.contiguous && peri__immediate(d.device)) {
         to.memory = peri__data(out);
-        peri_status status = read_all(c, e, &to);
         peri__changed(out);
-        return status;
+        return read_all(c, e, &to);
     }
     const bool recording = peri_grad_enable(false);
     peri_status status = view_of(&to, &d, out, &to.view);

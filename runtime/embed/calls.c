@@ -17,6 +17,15 @@ peri_status peri__calls_init(peri_tbe *tbe)
     return peri_event_new(tbe->device, &tbe->counted);
 }
 
+/** This thread, as tbe->holder names it. */
+static uintptr_t myself(void)
+{
+    static _Thread_local char here;
+    return (uintptr_t)&here;
+}
+
+bool peri__tbe_inside(const peri_tbe *tbe) { return atomic_load_explicit(&tbe->holder, memory_order_relaxed) == myself(); }
+
 peri_status peri__tbe_enter(peri_tbe *tbe, bool alone)
 {
     if (alone) pthread_rwlock_wrlock(&tbe->lock);
@@ -25,6 +34,7 @@ peri_status peri__tbe_enter(peri_tbe *tbe, bool alone)
     if (alone && status >= 0) status = peri__follow(tbe, tbe->looked);
     if (alone && status >= 0) status = peri__follow(tbe, tbe->counted);
     if (status < 0) pthread_rwlock_unlock(&tbe->lock);
+    else if (alone) atomic_store_explicit(&tbe->holder, myself(), memory_order_relaxed);
     return status;
 }
 
@@ -32,6 +42,7 @@ peri_status peri__tbe_leave(peri_tbe *tbe, bool alone, peri_status status)
 {
     peri_status left = PERI_OK;
     if (alone) {
+        atomic_store_explicit(&tbe->holder, 0, memory_order_relaxed);
         left = peri__mark(tbe, tbe->changed);
     } else if (peri__queues(tbe)) {
         pthread_mutex_lock(&tbe->small);

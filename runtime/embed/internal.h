@@ -174,6 +174,9 @@ struct peri_tbe {
     int32_t halvings; /* of summed gradients, before the optimizer sees them; 0 unless somebody sets it */
     atomic_int_least64_t lookups;
     int64_t updates, writes; /* calls; writes of weights, rows that started again */
+    struct peri__row_watch *watches;  /* who wants to know which rows change, before they do (watch.h); NULL: nobody */
+    peri__storage_watch writes_watch; /* tells them of writes through views; of the flat tensors' storage while there are watches */
+    atomic_uintptr_t holder;          /* the thread that is in a call alone (calls.c); 0: none */
     peri_tensor *slot_row; /* i64 by linear row, where rounding needs it: the row in a slot */
     const struct peri__store *store; /* where the rows are; set when the table batch is whole */
     void *own;                       /* the store's */
@@ -260,6 +263,10 @@ void peri__calls_fini(peri_tbe *tbe);
 peri_status peri__tbe_enter(peri_tbe *tbe, bool alone);
 /** End it. Returns @status, or what went wrong here. */
 peri_status peri__tbe_leave(peri_tbe *tbe, bool alone, peri_status status);
+/** Whether this thread is in a call that is alone. */
+bool peri__tbe_inside(const peri_tbe *tbe);
+/** Before the table batch goes: no watch is told any more, also of what is written through views that stay. (watch.c) */
+void peri__tbe_deaf(peri_tbe *tbe);
 /** Workspace @which of at least @count elements of @dtype. In calls that are alone. */
 peri_status peri__tbe_workspace(peri_tbe *tbe, int32_t which, int32_t dtype, int64_t count, void **out);
 /** Give back memory of calls that are alone, within one or when no other calls can come, in an order that is right for all streams. */

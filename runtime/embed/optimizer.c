@@ -3,7 +3,7 @@
  * optimizer.c: optimizers as the kernels see them, and what those with counters, and EMA in place, have beyond the update of rows: their
  * options, and passes over whole tables.
  */
-#include "internal.h"
+#include "watch.h"
 
 #include <math.h>
 
@@ -167,6 +167,7 @@ peri_status peri__tbe_ema_alone(peri_tbe *tbe)
                                     .optimizer = peri__tbe_optimizer(tbe, tbe->iteration + 1),
                                     .coef = (float)tbe->optimizer.step_ema_coef};
     args.optimizer.seed = ~args.optimizer.seed;
+    for (int64_t t = 0; t < tbe->n_tables && tbe->watches; t++) PERI_TRY(peri__tbe_tell_range(tbe, t, 0, 0, tbe->layout[t].rows));
     PERI_TRY(PERI_RUN(tbe->device, tbe_ema, &args));
     tbe->ema_step = tbe->iteration + 1;
     return PERI_OK;

@@ -2,7 +2,7 @@
  *
  * reset.c: rows that start again, as records of what a row is before its first update (kernels/cache.h).
  */
-#include "internal.h"
+#include "watch.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -113,6 +113,15 @@ static peri_status rows_of(const peri_tbe *tbe, int64_t table, peri_tensor *rows
     return PERI_OK;
 }
 
+/** Within a call. */
+static peri_status reset(peri_tbe *tbe, int64_t table, const int64_t *rows, int64_t n)
+{
+    const peri__row_change change = {.form = PERI__ROWS_LIST, .part = -1, .table = table, .rows = rows, .count = n};
+    PERI_TRY(peri__tbe_tell(tbe, &change));
+    tbe->writes++;
+    return tbe->store->reset(tbe, table, rows, n);
+}
+
 peri_status peri_tbe_rows_reset(peri_tbe *tbe, int64_t table, peri_tensor *rows)
 {
     static const char *const f = "peri_tbe_rows_reset";
@@ -132,8 +141,7 @@ peri_status peri_tbe_rows_reset(peri_tbe *tbe, int64_t table, peri_tensor *rows)
     if (!list) return PERI_ENOMEM;
     peri_status status = rows_of(tbe, table, rows, list, &n);
     if (status >= 0) status = peri__tbe_enter(tbe, true);
-    if (status >= 0) tbe->writes++;
-    if (status >= 0) status = peri__tbe_leave(tbe, true, tbe->store->reset(tbe, table, list, n));
+    if (status >= 0) status = peri__tbe_leave(tbe, true, reset(tbe, table, list, n));
     peri__free(list);
     return status;
 }

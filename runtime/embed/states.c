@@ -2,7 +2,7 @@
  *
  * states.c: weights and states of optimizers as users see them; learning rates, iterations, counts.
  */
-#include "internal.h"
+#include "watch.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -124,6 +124,14 @@ peri_status peri_tbe_read(peri_tbe *tbe, int64_t table, const char *name, int64_
     return peri__tbe_leave(tbe, true, tbe->store->read(tbe, table, part, row, dst));
 }
 
+/** Tell the watches what peri_tbe_write writes, as far as that lies in the table: the store refuses the rest. */
+static peri_status tell_write(peri_tbe *tbe, int64_t table, int32_t part, int64_t row, const peri_tensor *src)
+{
+    const int64_t rows = tbe->tables[table].config.rows, n = src->ndim ? src->shape[0] : 0;
+    if (row < 0 || row > rows || n > rows - row) return PERI_OK;
+    return peri__tbe_tell_range(tbe, table, part, row, n);
+}
+
 peri_status peri_tbe_write(peri_tbe *tbe, int64_t table, const char *name, int64_t row, const peri_tensor *src)
 {
     PERI_NEED(tbe);
@@ -132,6 +140,8 @@ peri_status peri_tbe_write(peri_tbe *tbe, int64_t table, const char *name, int64
     int32_t part;
     PERI_TRY(enter_part("peri_tbe_write", tbe, table, name, &part));
     peri_status status = part == 0 ? peri__floats_held("peri_tbe_write", tbe, table, row, src) : PERI_OK;
+    const bool rows = tbe->state[part].geometry == PERI_STATE_FULL || tbe->state[part].geometry == PERI_STATE_ROW;
+    if (status >= 0 && rows && tbe->watches) status = tell_write(tbe, table, part, row, src);
     if (status >= 0) {
         tbe->writes += part == 0;
         status = tbe->store->write(tbe, table, part, row, src);

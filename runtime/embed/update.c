@@ -4,6 +4,7 @@
  */
 #include "internal.h"
 #include "reach.h"
+#include "watch.h"
 
 /* -- the sort -------------------------------------------------------------------------------------------------------------------- */
 
@@ -254,12 +255,14 @@ static peri_status check_dense(const char *function, const peri_tbe *tbe, const 
 static peri_status apply(peri_tbe *tbe, const peri_tensor *gradient)
 {
     PERI_TRY(PERI_NEED_WORK("peri_tbe_gradient_apply", tbe->device, PERI_OP_tbe_dense_update));
+    const float *touched = (const float *)peri__data(gradient) + tbe->total_elements;
+    PERI_TRY(peri__tbe_tell(tbe, &(peri__row_change){.form = PERI__ROWS_TOUCHED, .part = -1, .touched = touched}));
     PERI_TRY(peri__tbe_ema_alone(tbe));
     PERI_TRY(peri__counter_refresh(tbe, tbe->iteration + 1));
     peri_k_tbe_dense_update_args args = {.rows = peri__tbe_rows(tbe),
                                          .optimizer = peri__tbe_optimizer(tbe, tbe->iteration + 1),
                                          .dense = peri__data(gradient),
-                                         .touched = (float *)peri__data(gradient) + tbe->total_elements};
+                                         .touched = touched};
     PERI_TRY(PERI_RUN(tbe->device, tbe_dense_update, &args));
     tbe->iteration++;
     tbe->updates++;

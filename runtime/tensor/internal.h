@@ -74,6 +74,12 @@ bool peri__reaches_host(const peri_device *device);
 
 /* -- storage and tensors --------------------------------------------------------------------------------------------------------- */
 
+/** Somebody who wants to know before a caller's tensor is changed in place. */
+typedef struct peri__storage_watch {
+    void (*before)(void *ctx, const peri_tensor *t);
+    void *ctx;
+} peri__storage_watch;
+
 /** A block of device memory. Its free is ordered by `home`, the stream that was current when it was made: work of other streams on
  *  it must be joined to home (peri_stream_wait) before the last release. */
 typedef struct peri__storage {
@@ -85,6 +91,7 @@ typedef struct peri__storage {
     bool mapped; /* in the host's memory, where the device reaches it; not on devices whose memory that is anyway */
     void (*give_back)(void *data); /* to whom the data belong; NULL: they are the device's */
     atomic_uint_least64_t version; /* grows when a caller's tensor is changed in place: see peri__changed */
+    _Atomic(const peri__storage_watch *) watch; /* who is told before that; NULL: nobody. Borrowed: it sets and resets it itself */
 } peri__storage;
 
 /** @mapped: in the host's memory (peri__reaches_host). */
@@ -137,8 +144,14 @@ static inline int64_t peri__numel(const peri_tensor *t)
     return n;
 }
 bool peri__contiguous(const peri_tensor *t);
-/** Say that the elements of a caller's tensor change in place: a backward pass that saved them is an error from now on. */
-static inline void peri__changed(const peri_tensor *t) { atomic_fetch_add_explicit(&t->storage->version, 1, memory_order_relaxed); }
+/** Say that the elements of a caller's tensor are about to change in place, before what changes them is queued: a backward pass that saved
+ *  them is an error from now on. */
+static inline void peri__changed(const peri_tensor *t)
+{
+    atomic_fetch_add_explicit(&t->storage->version, 1, memory_order_relaxed);
+    const peri__storage_watch *watch = atomic_load_explicit(&t->storage->watch, memory_order_acquire);
+    if (watch) watch->before(watch->ctx, t);
+}
 
 /** peri_tensor_new, @mapped: in the host's memory, see peri__storage_new. */
 peri_status peri__tensor_placed(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, bool mapped, peri_tensor **out);

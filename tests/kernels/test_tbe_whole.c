@@ -123,6 +123,53 @@ static void the_largest_counter_is_found(void **state)
     }
 }
 
+/* -- rows in a bitmap ------------------------------------------------------------------------------------------------------------ */
+
+enum { MARK_ROWS = 1000, MARK_ITEMS = 3000, MARK_WORDS = (MARK_ROWS + 63) / 64, PAYLOAD = 20 };
+
+/** Every third row is named, by one to three items; behind row 299 stand ids that are no rows. */
+static int64_t mark_items(uint64_t *sorted, float *touched)
+{
+    int64_t n = 0;
+    for (uint64_t row = 0; row < MARK_ROWS; row++) {
+        touched[row] = row % 3 == 0 ? 0.5f : 0;
+        for (uint64_t k = 0; row % 3 == 0 && k <= row % 7 % 3; k++) sorted[n++] = row << PAYLOAD | (row * 31 + k) % 1000;
+        for (uint64_t k = 0; row == 299 && k < 5; k++) sorted[n++] = (uint64_t)MARK_ROWS << PAYLOAD | k;
+    }
+    return n;
+}
+
+static void rows_are_marked_once(void **state)
+{
+    (void)state;
+    static uint64_t sorted[MARK_ITEMS];
+    static float touched[MARK_ROWS];
+    const int64_t n = mark_items(sorted, touched);
+    for (size_t i = 0; i < ISAS; i++)
+        for (int form = 0; form < 3; form++)
+            for (int64_t part = 1; kernels_of(isas[i]) && part < 5000; part = part * 7 + 1) {
+                uint64_t bits[MARK_WORDS] = {0};
+                int64_t fresh[MARK_ROWS], n_fresh = 0, range = form == 0 ? MARK_ITEMS : form == 1 ? MARK_ROWS : 500;
+                for (int64_t row = 250; row < 260; row++) bits[row / 64] |= (uint64_t)1 << row % 64;
+                peri_k_tbe_mark_args args = {.total_rows = MARK_ROWS, .bits = bits, .fresh = fresh, .n_fresh = &n_fresh, .n = &n,
+                                             .payload_bits = PAYLOAD, .first = 200};
+                if (form == 0) args.sorted = sorted;
+                if (form == 1) args.touched = touched;
+                for (int64_t at = (range - 1) / part * part; at >= 0; at -= part)
+                    kernels_of(isas[i])->fn[PERI_K_tbe_mark](&args, at, at + part < range ? at + part : range);
+                int64_t count = 0;
+                uint8_t listed[MARK_ROWS] = {0};
+                for (int64_t k = 0; k < n_fresh; k++) listed[fresh[k]]++;
+                for (int64_t row = 0; row < MARK_ROWS; row++) {
+                    bool named = form == 2 ? row >= 200 && row < 700 : row % 3 == 0, before = row >= 250 && row < 260;
+                    assert_int_equal(bits[row / 64] >> row % 64 & 1, named || before);
+                    assert_int_equal(listed[row], named && !before);
+                    count += named && !before;
+                }
+                assert_int_equal(count, n_fresh);
+            }
+}
+
 /* -- Shampoo ----------------------------------------------------------------------------------------------------------------------- */
 
 enum { SQUARED = 3 };
@@ -189,6 +236,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(right_halves_follow_left_ones),
     cmocka_unit_test(averages_have_refs_bits),
     cmocka_unit_test(the_largest_counter_is_found),
+    cmocka_unit_test(rows_are_marked_once),
     cmocka_unit_test(shampoo_does_not_depend_on_the_split),
 };
 check_main(tests)

@@ -2,6 +2,7 @@
  *
  * tickets.c: lookups in tables behind a cache: tickets, room, prefetches. See tier.h.
  */
+#include "../watch.h"
 #include "tier.h"
 
 enum { AHEAD = 16, GRAIN = 2048 }; /* pins ahead whose slots are fetched in advance; pins worth a thread */
@@ -529,6 +530,27 @@ static peri_status sum_layers(peri_tensor *parts, int64_t layers, peri_tensor *t
     return status;
 }
 
+/** Tell the watches the rows of a ticket that is about to be updated, table by table. */
+static peri_status tell_rows(const peri__tier *tier, const peri__ticket *t)
+{
+    const int64_t all = t->n_pins + t->n_wants;
+    if (!tier->tbe->watches || all == 0) return PERI_OK;
+    int64_t *rows = peri__alloc(sizeof *rows * (size_t)all), n = 0;
+    peri_status status = rows ? PERI_OK : PERI_ENOMEM;
+    for (int64_t i = 0; i < all && status >= 0; i++) {
+        const bool pin = i < t->n_pins;
+        const int32_t table = pin ? t->pins[i].table : t->wants[i - t->n_pins].table;
+        rows[n++] = pin ? tier->tables[table].cache->slot[t->pins[i].slot].row : t->wants[i - t->n_pins].row;
+        const int64_t k = i + 1;
+        if (k < t->n_pins ? t->pins[k].table == table : k < all && t->wants[k - t->n_pins].table == table) continue;
+        const peri__row_change change = {.form = PERI__ROWS_LIST, .part = -1, .table = table, .rows = rows, .count = n};
+        status = peri__tbe_tell(tier->tbe, &change);
+        n = 0;
+    }
+    peri__free(rows);
+    return status;
+}
+
 static peri_status backward(const char *function, peri_tbe_batch *batch, peri_tensor *grad, peri_tensor *grad_weights)
 {
     peri__tier *tier = peri__tier_of(batch->tbe);
@@ -538,6 +560,7 @@ static peri_status backward(const char *function, peri_tbe_batch *batch, peri_te
     peri_status status = PERI_OK;
     int64_t n = peri__numel(t->mapped);
     if (grad_weights && t->layers > 1) PERI_TRY_GOTO(peri_tensor_new(batch->tbe->device, PERI_F32, 1, &n, &parts), out);
+    PERI_TRY_GOTO(tell_rows(tier, t), out);
     t->updated = true;
     tier->dirty = tier->dirty || t->n_pins || t->n_wants;
     tier->prepared = false;
