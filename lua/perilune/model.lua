@@ -21,6 +21,7 @@ local shard = require "perilune.shard"
 local checkpoint = require "perilune.checkpoint"
 local copies = require "perilune.embed.copies"
 local changes = require "perilune.model.changes"
+local reshard = require "perilune.model.reshard"
 
 local M = { DataParallelWrapper = wrapper.DataParallelWrapper, DefaultDataParallelWrapper = wrapper.DefaultDataParallelWrapper }
 
@@ -110,7 +111,7 @@ local function planned(planner, collections, env)
       env.world_size))
   end
   if #collections == 0 then return plans.ShardingPlan {} end
-  local model = util.map(collections, function(c) return plans.describe.collection(c.path, c.module, c.tables) end)
+  local model = util.map(collections, function(c) return c.described or plans.describe.collection(c.path, c.module, c.tables) end)
   return planner:collective_plan(model, env.pg)
 end
 
@@ -192,6 +193,16 @@ local function put_in_place(module, c, sharded)
   return module
 end
 
+--- Whether some rank has shards of dense tables, even if this one has nothing for an optimizer.
+local function has_dense_tables(list)
+  for _, sharded in ipairs(list) do
+    for _, sharding in util.ordered(sharded.plan and sharded.plan.tables or {}) do
+      if sharding.compute_kernel == "dense" then return true end
+    end
+  end
+  return false
+end
+
 function DistributedModelParallel:init(args)
   local a = util.named("DistributedModelParallel", args, arguments)
   if not nn.Module.is(a.module) then
@@ -213,14 +224,13 @@ function DistributedModelParallel:init(args)
     error(err, 0)
   end
   local module = a.module
-  self.elsewhere = false -- other ranks may have shards of dense tables even if this one has nothing for an optimizer
-  for i, c in ipairs(collections) do
-    module = put_in_place(module, c, self.sharded[i])
-    for _, sharding in util.ordered(c.plan.tables) do
-      self.elsewhere = self.elsewhere or sharding.compute_kernel == "dense"
-    end
-  end
+  for i, c in ipairs(collections) do module = put_in_place(module, c, self.sharded[i]) end
+  self.elsewhere = has_dense_tables(self.sharded)
   self.module = module
+  self._collections = setmetatable(util.map(collections, function(c) -- for another plan; a metatable: no place to look for modules
+    return { path = c.path, sharder = c.sharder, tables = c.tables, described = plans.describe.collection(c.path, c.module, c.tables),
+      module = { class_name = c.module.class_name } }
+  end), {})
   for _, m in ipairs(module:modules()) do
     if m.reduction == "global_mean" and m.set_group then m:set_group(self.dense_env.pg) end
   end
@@ -317,6 +327,47 @@ end
 function DistributedModelParallel:load(path, options)
   local parts, rest = with_parts(self, options)
   return checkpoint.load(path, parts, rest)
+end
+
+--- Put the live model under another plan (what plan.load takes, or a planner), between two steps: afterwards it is what saving it and
+--- loading the checkpoint under that plan would make of it. Tables are in a folder meanwhile (options: folder =, shared by all hosts), so
+--- that no rank needs them in memory twice. Objects stay: modules, fused optimizers, pipelines (which have no batches in flight). See
+--- docs/sharded_tables.md. Collective.
+function DistributedModelParallel:reshard(plan, options)
+  local func = "DistributedModelParallel:reshard"
+  if plan == nil then P.fail(func .. ": plan is nil, wanted what plan.load takes, or a planner") end
+  reshard.reshard(self, make_plan(plan, self._collections, self.env, self.device or nil), options)
+end
+
+--- An error where a plan is none of this model's, or changes who trains a table.
+function DistributedModelParallel:check_plan(plan)
+  local collections = util.map(self._collections, util.copy)
+  check_paths(collections, plan, self.device or nil)
+  for i, c in ipairs(collections) do
+    c.plan:validate(c.tables, self.env, c.path)
+    for name, sharding in util.ordered(c.plan.tables) do
+      local was = self.sharded[i].plan.tables[name]
+      if was and (was.compute_kernel == "dense") ~= (sharding.compute_kernel == "dense") then
+        P.fail(("DistributedModelParallel:reshard: module '%s', table '%s': compute_kernel was %s and is %s: dense tables have other "
+          .. "optimizers, and the states of one are not those of the other"):format(c.path, name, was.compute_kernel, sharding.compute_kernel))
+      end
+    end
+  end
+end
+
+--- The sharded modules were made again.
+function DistributedModelParallel:resharded()
+  self.elsewhere = has_dense_tables(self.sharded)
+  local optimizer = self._fused
+  self._fused = false
+  if optimizer then
+    local made = self:fused_optimizer()
+    if getmetatable(made) == getmetatable(optimizer) then
+      util.exchange(optimizer, made)
+      self._fused = optimizer
+    end
+  end
+  if self._wrapped then self:init_data_parallel() end
 end
 
 --- Parameters that belong to no sharded module: a list of { name =, tensor = }.
@@ -443,6 +494,7 @@ signature.check("model.", M, { get_module = "module: Module", get_unwrapped_modu
 signature.check("DistributedModelParallel:", DistributedModelParallel, { save = "self: table, path: string, options: table?",
   load = "self: table, path: string, options: table?", backward = "self: table, loss: tensor, grad: tensor?",
   accumulate = "self: table, on: boolean?", defer_averages = "self: table, on: boolean?",
+  reshard = "self: table, plan: any, options: table?", check_plan = "self: table, plan: table",
   copy = "self: table, device: device?", set_fused_learning_rate = "self: table, learning_rate: number" })
 
 return util.face("peri.model", M, { two_d = "perilune.model.two_d" }, { DMPCollection = "two_d" })

@@ -378,10 +378,10 @@ end
 function M.exchange(a, b)
   local from_a = {}
   for k, v in pairs(a) do from_a[k] = v end
-  for k in pairs(from_a) do a[k] = nil end
-  for k, v in pairs(b) do a[k] = v end
-  for k in pairs(a) do b[k] = nil end
-  for k, v in pairs(from_a) do b[k] = v end
+  for k in pairs(from_a) do rawset(a, k, nil) end
+  for k, v in pairs(b) do rawset(a, k, v) end
+  for k in pairs(a) do rawset(b, k, nil) end
+  for k, v in pairs(from_a) do rawset(b, k, v) end
 end
 
 --- A new table with the fields of `t`.

@@ -1,7 +1,7 @@
 -- plans.lua: legal plans drawn at random: worlds of 1 to 8 ranks on nodes that may differ in size, tables of all shapes, every sharding
 -- type in any mixture, uneven and empty shards. On each the law is checked: outputs and, after two steps, weights and optimizer states are
 -- those of the unsharded collection on the batches of all ranks; with exact sums, bit for bit. Half of the plans are saved as a checkpoint
--- after the first step, and go on under another plan, on another number of ranks.
+-- after the first step, and go on under another plan, on another number of ranks. Of the others half are resharded then, on the same ranks.
 --
 --   luajit tests/fuzz/plans.lua [PLANS [SEED]]     as `make test` runs it; a failure prints the plan and how to repeat it
 --   luajit tests/fuzz/plans.lua SECONDSs [SEED]    as `make fuzz` runs it
@@ -198,6 +198,15 @@ local function draw(seed)
   case.division = replicas or below(2) == 0 -- the gradients of replicas are means in any case
   case.bits = case.exact
   case.data_type = case.bits and pick(below, { "FP32", "FP16", "BF16" }) or "FP32"
+  if #case.worlds == 1 and below(2) == 0 then
+    case.resharded = map(case.tables, function(t)
+      local entry = draw_entry[pick(below, kinds)](below, t, case.worlds[1])
+      local by_row = case.params.optimizer:find "rowwise"
+      local block = by_row and entry.sharding_type:find "column" or entry.sharding_type == "grid_shard"
+      local replica = entry.sharding_type == "data_parallel" and not case.division
+      return (block and by_row or replica) and plan.row_wise() or entry
+    end)
+  end
   case.slopes, case.steps = case.weighted and below(2) == 0, {} -- slopes: the weights want a gradient
   for step = 1, STEPS do
     case.steps[step] = map(case.worlds[math.min(step, #case.worlds)].ranks, function() return draw_batch(below, case) end)
@@ -214,6 +223,9 @@ local function text_of(case)
   for _, t in ipairs(case.tables) do
     lines[#lines + 1] = ("  %s: %d x %d %s of %s, %s: %s"):format(t.name, t.rows, t.cols, case.data_type, table.concat(t.features, ", "),
       t.pooling, table.concat(map(t.shardings, tostring), ", then "))
+  end
+  for i, entry in ipairs(case.resharded or {}) do
+    lines[#lines + 1] = ("  resharded: %s: %s"):format(case.tables[i].name, tostring(entry))
   end
   return table.concat(lines, "\n")
 end
@@ -377,6 +389,15 @@ local function sharded(case, i, world)
     is_weighted = not case.sequence and case.weighted or nil }
 end
 
+--- The module goes on under another plan, on the same ranks.
+local function reshard(case, module, world)
+  local entries = {}
+  for k, t in ipairs(case.tables) do entries[t.name] = case.resharded[k] end
+  local err = require("perilune.model.reshard").modules { modules = { module }, plans = { plan.EmbeddingModuleShardingPlan(entries) },
+    keepers = {}, group = world, shared = world, folder = kept:match "^(.*)/" }
+  if err then error(err, 0) end
+end
+
 --- Steps [from, last] in world i, on whose ranks begin(module) comes before and finish(module) afterwards.
 local function train(case, i, want, from, last, begin, finish)
   local w = case.worlds[i]
@@ -384,6 +405,7 @@ local function train(case, i, want, from, last, begin, finish)
     local module = sharded(case, i, world)
     begin(module, world)
     for step = from, last do
+      if step == 2 and case.resharded then reshard(case, module, world) end
       local got = step_of(case, module, step, { case.steps[step][rank + 1] }, { rank }, 1)[1]
       for what, list in ipairs(want[step][rank + 1]) do
         -- The second output of bags are the gradients of weights: here divided before they are multiplied by rows.

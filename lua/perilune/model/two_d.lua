@@ -128,6 +128,15 @@ function DMPCollection:init_data_parallel()
   if not self._reducer or #self:replicated_parameters() == 0 then self._watcher = self._of_shards end
 end
 
+--- After reshard the tables that are averaged are others.
+function DMPCollection:resharded()
+  self._averaged = setmetatable({}, {})
+  self:_find_tables()
+  if self._of_shards then self._of_shards:detach() end
+  self._of_shards = false
+  DistributedModelParallel.resharded(self)
+end
+
 --- Both reducers.
 function DMPCollection:_reducers()
   local list = { self._of_shards or nil }

@@ -84,6 +84,7 @@ local Optimizer = util.class("Optimizer", KeyedOptimizer)
 M.Optimizer = Optimizer
 
 function Optimizer:_make(algorithm, a)
+  self._made = setmetatable({ algorithm, a }, {})
   self.params, self._names = parameters_of(self.class_name, a.params)
   self.names = names_of_whole(self.params, self._names)
   local c = ffi.new "peri_optim_args"
@@ -109,6 +110,41 @@ end
 --- Parameter i is trained no more, as the next step says.
 function Optimizer:retire(i, why) self._retired = ("parameter '%s' %s"):format(self._names[i], why) end
 Optimizer._retired = false
+
+--- Why rebind cannot be; nil: it can.
+function Optimizer:rebind_refusal()
+  if self.params.spread then return nil end
+  return "its parameters have no names: make it of model:named_parameters()"
+end
+
+--- Train what has the same names in another list (DistributedModelParallel:named_parameters) from now on: tables were cut otherwise.
+--- Numbers stay, states are those of the first step; whoever calls it loads them.
+function Optimizer:rebind(params)
+  local wanted, numbers, list = util.index_of(self.names), {}, { elsewhere = params.elsewhere, group = params.group, spread = {} }
+  local pieces, own = spread.pieces_of(params.spread), {}
+  for _, e in ipairs(params.spread) do
+    if wanted[e.name] then
+      list.spread[#list.spread + 1] = e
+      for _, piece in ipairs(e.pieces) do own[piece.tensor] = true end
+    end
+  end
+  for _, p in ipairs(params) do
+    if own[p.tensor] or wanted[p.name] and not pieces[p.tensor] then list[#list + 1] = p end
+  end
+  for _, name in ipairs(self.numbers) do numbers[name] = self:get(name) end
+  local algorithm, a, old, groups = self._made[1], util.copy(self._made[2]), { self.params, self.names }, self.param_groups
+  local rebound = (self.params.rebound or 0) + 1
+  a.params, self._retired = list, nil
+  self:_make(algorithm, a)
+  -- Lists and groups stay the objects that they were: wrappers have them too.
+  util.exchange(old[1], self.params)
+  util.exchange(old[2], self.names)
+  util.exchange(groups[1], self.param_groups[1])
+  self.params, self.names, self.param_groups = old[1], old[2], groups
+  self.params.rebound = rebound
+  leaves.keep_rows(self, self.params)
+  for name, value in util.ordered(numbers) do self:set(name, value) end
+end
 
 --- Update every parameter that has a gradient.
 function Optimizer:step()
@@ -348,12 +384,16 @@ function GradientClippingOptimizer:init(args)
   if a.sharded and not a.group then P.fail "GradientClippingOptimizer: sharded parameters need a group" end
   if a.sharded and self.clipping == "value" then P.fail "GradientClippingOptimizer: clipping by value takes no sharded parameters" end
   if a.sharded then signature.value("GradientClippingOptimizer", "sharded", a.sharded, "tensors") end
-  if self.clipping == "norm" then
-    local options = a.sharded and { sharded = a.sharded, group = a.group }
-    self._alike, self._parts = parts_of("GradientClippingOptimizer", self.params, options)
-  end
+  self._options, self._alike, self._parts, self._rebound = a.sharded and { sharded = a.sharded, group = a.group } or false, {}, nil, nil
+  if self.clipping == "norm" then self:_sort() end
+end
+--- Which parameters are whole, and which are parts.
+function GradientClippingOptimizer:_sort()
+  self._alike, self._parts = parts_of("GradientClippingOptimizer", self.params, self._options or nil)
+  self._rebound = self.params.rebound
 end
 function GradientClippingOptimizer:step()
+  if self.clipping == "norm" and self._rebound ~= self.params.rebound then self:_sort() end
   if self.clipping == "norm" then clip(self._alike, self._parts, self.max_gradient, self.norm_type)
   elseif self.clipping == "value" then M.clip_grad_value(self.params, self.max_gradient) end
   self.optimizer:step()

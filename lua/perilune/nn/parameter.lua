@@ -45,6 +45,17 @@ local keepers = setmetatable({}, { __mode = "k" })
 --- From now on `keeper` is told when rows of one of `parameters` start again.
 function M.keep_rows(keeper, parameters) keepers[keeper] = parameters end
 
+--- Those that keep something for one of `tensors` (a set): a list, in no order.
+function M.keepers_of(tensors)
+  local list = {}
+  for keeper, parameters in pairs(keepers) do -- any order: whoever asks sorts them
+    local has = false
+    for i = 1, #parameters do has = has or tensors[parameters[i]] end
+    if has then list[#list + 1] = keeper end
+  end
+  return list
+end
+
 --- Tensors that are parameters of nothing any more: tensor -> why, in words for an optimizer that has them.
 M.retired = setmetatable({}, { __mode = "k" })
 
@@ -116,6 +127,7 @@ function M.xavier_normal(shape, dtype, device)
 end
 
 signature.check("parameter.", M, {
+  keepers_of = "tensors: table",
   retire = "tensors: list, why: string", restart_rows = "parameter: tensor, rows: tensor", keep_rows = "keeper: table, parameters: list",
   uniform = "shape: list, low: number, high: number, dtype: dtype?, device: device?",
   normal = "shape: list, mean: number, deviation: number, dtype: dtype?, device: device?",

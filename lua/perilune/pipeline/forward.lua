@@ -85,6 +85,9 @@ end
 --- Whether its stages can run before the forward pass: not before its arguments are known.
 function BaseForward:ready() return not self.refusal and (self.given or self.args) and true or false end
 
+--- Batches of the pipeline are in flight, or none is any more.
+function BaseForward:fly(on) self.module:in_flight(self, on) end
+
 --- Whether state was loaded into the module since this was asked last.
 function BaseForward:loaded()
   local loads = self.module._loads

@@ -249,6 +249,11 @@ local function take(context)
     third and P.keep(util.resolve(third)) or nil
 end
 
+--- Tell the modules whether batches are in flight.
+local function fly(self, on)
+  for _, f in ipairs(self.forwards) do f:fly(on) end
+end
+
 local function close(self, context)
   if context.index < 0 then return end
   if self.streams then self.streams:retire(context) end
@@ -291,6 +296,7 @@ local function begin(self, batches)
   self:attach()
   self.supply:start(batches, self.again)
   self.again = false
+  fly(self, true)
   for n = -self.plan.ahead, -1 do self.program(self, n) end
 end
 
@@ -300,6 +306,7 @@ local function finish(self, n)
   for i = 1, #self.ring do close(self, self.ring[i]) end
   if self.stage then self.stage:settle() end
   self.next = false
+  fly(self, false)
 end
 
 local function step(self, batches)
@@ -351,6 +358,7 @@ local function broken(self, err)
   for _, f in ipairs(self.forwards) do f.context = false end
   if self.hooks then self.hooks:set(false) end
   for _, c in ipairs(self.ring) do c:close() end
+  fly(self, false)
   end_for_all(self)
   error(err, 0)
 end
@@ -418,6 +426,7 @@ function Pipeline:close()
     actions.wait_grads(self)
     self.next = false
   end
+  fly(self, false)
   self:detach()
   return n
 end

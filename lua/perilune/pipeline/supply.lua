@@ -13,6 +13,12 @@ local stop = require "perilune.stop"
 
 local Supply = util.class "Supply"
 
+--- Where a source counts the batches that are given and not trained yet (data/position.lua), or false.
+local function ahead_of(source)
+  local ahead = type(source) == "table" and rawget(source, "ahead")
+  return type(ahead) == "table" and ahead
+end
+
 --- group: the ranks that vote, or nil; make_empty: function() -> a batch without samples, or nil: made of the first batch. lockstep: the
 --- ranks are stages of one model: all load the same batches, none is loaded before all have the one before, and there are no empty ones.
 function Supply:init(group, make_empty, device, lockstep)
@@ -31,6 +37,8 @@ function Supply:start(source, again)
   local over = self.held and self.ended and rawequal(source, self.source)
   self.before = again and self.before + self.total or 0
   self.source, self.total, self.failed, self.error = source, math.huge, 0, nil
+  local ahead = not again and ahead_of(source)
+  if ahead then ahead.batches = 0 end -- what an earlier run has taken and not trained is gone
   self.dry, self.ended = over or stopping and not self.lockstep or false, over or false
   self.stopping, self.held, self.full = stopping, false, false
 end
@@ -111,12 +119,6 @@ local function empty_batch(self, index)
 end
 
 -- -- loading and voting ----------------------------------------------------------------------------------------------------------------
-
---- Where a source counts the batches that are given and not trained yet (data/position.lua), or false.
-local function ahead_of(source)
-  local ahead = type(source) == "table" and rawget(source, "ahead")
-  return type(ahead) == "table" and ahead
-end
 
 --- Call the source outside of any scope: who makes batches may keep them. Batches of a loader of the library nobody else has seen: they
 --- are made in the scope of their context, and die with it.

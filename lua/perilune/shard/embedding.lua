@@ -390,6 +390,18 @@ function ShardedEmbeddingModule:fused_optimizer()
   return self._fused_optimizer
 end
 
+--- See ShardedModule:remake. The optimizer is the object that it was.
+function ShardedEmbeddingModule:remake(plan)
+  ShardedModule.remake(self, plan)
+  local optimizer = self._fused_optimizer
+  self._fused_optimizer = nil
+  local made = self:fused_optimizer()
+  if optimizer and made then
+    util.exchange(optimizer, made)
+    self._fused_optimizer = optimizer
+  end
+end
+
 function ShardedEmbeddingModule:__tostring() return ("%s\n%s"):format(self.class_name, tostring(self.plan)) end
 
 signature.object("Collection", "an EmbeddingBagCollection", { is_materialised = "callable", materialise = "callable" })

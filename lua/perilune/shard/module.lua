@@ -103,6 +103,13 @@ function ShardedModule:sends_early() return true end -- luacheck: ignore 212
 --- ranks after shards were written to while a pipeline had looked up rows of a later batch. Local.
 function ShardedModule:tables_changed() rawset(self, "_changed", self._changed + 1) end
 ShardedModule._changed = 0
+
+--- Pipelines' forwards that have batches in flight: a set.
+ShardedModule._flights = {}
+function ShardedModule:in_flight(forward, on)
+  if not rawget(self, "_flights") then rawset(self, "_flights", setmetatable({}, { __mode = "k" })) end
+  self._flights[forward] = on or nil
+end
 --- Two numbers that are others after the tables have changed: by what all ranks do alike, and on this rank, by whatever. Local.
 function ShardedModule:changes() return self._changed, 0 end
 
@@ -168,10 +175,28 @@ end
 --- Give memory and files back now; the module is of no use afterwards. Local.
 function ShardedModule:release() end -- luacheck: ignore 212
 
+-- What others have put on a module, which stays when it is made again.
+local KEPT = { "training", "_pipelined", "_flights", "_settle", "_loads", "_changed", "_fused_optimizer" }
+
+--- Make a module that was released again, in the same object, under another plan: with its start values. Collective. (It is init that does
+--- it, with the arguments that the module was made of.)
+function ShardedModule:remake(plan)
+  local a, kept = rawget(self, "_made_of") and util.copy(self._made_of), {}
+  if not a then P.fail(("%s: it does not say what it was made of (made_of), so it cannot be made again"):format(self.class_name)) end
+  a.plan, a.device = plan, self.device or nil
+  for _, name in ipairs(KEPT) do kept[name] = rawget(self, name) end
+  for key in pairs(util.copy(self)) do rawset(self, key, nil) end -- any order: all go
+  for _, name in ipairs { "_parameters", "_buffers", "_children" } do rawset(self, name, {}) end
+  for name, value in util.ordered(kept) do rawset(self, name, value) end
+  util.construct(self, getmetatable(self), a)
+end
+--- It was made again, and has its state.
+function ShardedModule:remade() self:tables_changed() end
+
 signature.check("OutputAwaitable:", OutputAwaitable, { init = "self: table, module: table, exchange: awaitable" })
 signature.object("pipelined", "an object with a method forward", { forward = "callable" })
 signature.check("ShardedModule:", ShardedModule, { set_pipelined = "self: table, object: pipelined?",
-  accumulate = "self: table, on: boolean?",
+  accumulate = "self: table, on: boolean?", remake = "self: table, plan: any",
   settle_with = "self: table, f: callable",
   sharded_parameter_names = "self: table, prefix: string?", own_parameter = "self: table, name: string, tensor: tensor" })
 

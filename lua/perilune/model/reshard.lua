@@ -1,0 +1,168 @@
+-- reshard.lua: a live model under another plan, between two steps: what saving it and loading the checkpoint under the other plan would
+-- make of it, in the same objects.
+--
+-- Tables do not fit into memory twice. So the sharded modules are saved as a checkpoint into a folder for a moment, their memory and row
+-- files are given back, they are made again under the new plan, and each rank reads the rectangles that it now has. Where that fails, they
+-- are made again under the old plan.
+local environment = require "perilune.environment"
+local errors = require "perilune.errors"
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local signature = require "perilune.signature"
+local parameter = require "perilune.nn.parameter"
+local all_or_none = require("perilune.nn.ranks").all_or_none
+local checkpoint = require "perilune.checkpoint"
+local ShardingEnv = require "perilune.plan.env"
+
+local M = {}
+local FUNC = "DistributedModelParallel:reshard"
+
+local arguments = {
+  folder = util.optional.string, -- for the tables meanwhile, shared by all hosts; default: TMPDIR or /var/tmp, on one host
+}
+
+-- -- before anything changes -----------------------------------------------------------------------------------------------------------
+
+--- An error while something of a batch is under way, which belongs to the old plan.
+local function check_between(model)
+  model:check_moment()
+  for i, sharded in ipairs(model.sharded) do
+    if next(sharded._flights) then
+      P.fail(("%s: a pipeline has batches in flight, whose ids went where rows of module '%s' are now; allowed: after pipeline:stop() and "
+        .. "its last step (progress has returned nil), or after pipeline:close()"):format(FUNC, model._paths[i]))
+    end
+  end
+end
+
+--- Keepers of dense tables' states (optimizers), which have to take other parameters: each once.
+local function keepers_of(model)
+  local tensors, list = {}, {}
+  for _, sharded in ipairs(model.sharded) do
+    for _, p in ipairs(sharded:parameters()) do tensors[p] = true end
+  end
+  for _, keeper in ipairs(parameter.keepers_of(tensors)) do
+    local why = keeper.rebind_refusal and keeper:rebind_refusal() or not keeper.rebind and "it cannot take other parameters"
+    if why then
+      P.fail(("%s: tables with compute_kernel dense are trained by a %s, and %s"):format(FUNC, keeper.class_name, why))
+    end
+    list[#list + 1] = keeper
+  end
+  local function text(keeper) return keeper.class_name .. " " .. table.concat(keeper.names, " ") end
+  table.sort(list, function(x, y) return text(x) < text(y) end)
+  return list
+end
+
+--- Where the tables are saved, and whether all ranks can reach it.
+local function folder_of(model, options)
+  local group = model.dense_env.pg
+  local nodes = ShardingEnv.from_process_group(group).nodes
+  for _, node in ipairs(nodes) do
+    if not options.folder and node ~= nodes[1] then
+      P.fail(FUNC .. ": ranks are on several machines; folder = names one that all of them share, for the tables meanwhile")
+    end
+  end
+  return options.folder or environment "TMPDIR" or "/var/tmp"
+end
+
+-- -- there and back --------------------------------------------------------------------------------------------------------------------
+
+--- What is saved: the sharded modules, and the optimizers of their dense tables.
+local function parts_of(modules, keepers)
+  local parts = {}
+  for i, sharded in ipairs(modules) do parts["m" .. i] = sharded end
+  for i, keeper in ipairs(keepers) do parts["k" .. i] = keeper end
+  return parts
+end
+
+--- Files of rows that stay in a folder of the user's. All rows are in the checkpoint, and those of the other plan have their place.
+local function files_of(modules)
+  local paths = {}
+  for _, sharded in ipairs(modules) do
+    for _, s in ipairs(sharded:in_files() and sharded:local_shards() or {}) do
+      local file = s.rows > 0 and s.cached and s.file()
+      if file then paths[#paths + 1] = file.path end
+    end
+  end
+  return paths
+end
+
+--- Make the modules again under such plans, and load what was saved. What is a local error is one of all ranks.
+local function go_to(a, plans, path)
+  local ok, err = xpcall(function()
+    local paths = {}
+    for i, sharded in ipairs(a.modules) do
+      local live, own = pcall(files_of, { sharded })
+      paths[i] = live and own or {}
+      sharded:release()
+    end
+    for i, sharded in ipairs(a.modules) do
+      for _, file in ipairs(paths[i]) do os.remove(file) end
+      sharded:remake(plans[i])
+    end
+  end, P.locate)
+  all_or_none({ a.group }, FUNC, not ok and err or nil)
+  if a.rebind then a.rebind() end
+  checkpoint.load(path, parts_of(a.modules, a.keepers), { group = a.shared })
+  for _, sharded in ipairs(a.modules) do sharded:remade() end
+end
+
+--- Put sharded modules under other plans. a: modules, a list of ShardedModules; plans, one for each; keepers: optimizers of their dense
+--- tables, which rebind() gives the new parameters; folder; group: the ranks that do it together; shared: those that have one copy of the
+--- tables. Returns the error after which the modules are under their old plans; nil: there was none. Collective.
+function M.modules(a)
+  local stamps = a.group:all_gather_object(tostring(P.C.peri_flush_stamp()):match "%d+", FUNC)
+  local first = a.shared:all_gather_object(a.group:rank(), FUNC)[1]
+  local path = ("%s/perilune-reshard-%s-%d"):format(a.folder, stamps[1], first)
+  local old = util.map(a.modules, function(sharded) return sharded.plan end)
+  checkpoint.save(path, parts_of(a.modules, a.keepers), { group = a.shared })
+  local ok, err = xpcall(go_to, P.locate, a, a.plans, path)
+  if not ok then
+    local back, why = xpcall(go_to, P.locate, a, old, path)
+    if not back then
+      P.fail(("%s: %s; the old plan could not be put back either: %s; the tables are in checkpoint '%s'"):format(FUNC,
+        (errors.describe(err)), (errors.describe(why)), path))
+    end
+  end
+  if a.shared:rank() == 0 then checkpoint.remove(path) end
+  a.shared:barrier():wait()
+  return not ok and err or nil
+end
+
+--- Of lists of parameters from before: those that are not the model's any more.
+local function retire(before, model)
+  local kept, gone = {}, {}
+  for _, p in ipairs(model:parameters()) do kept[p] = true end
+  for _, p in ipairs(before) do
+    if not kept[p] then gone[#gone + 1] = p end
+  end
+  if #gone > 0 then
+    parameter.retire(gone, "is a shard of a table that was cut otherwise since (reshard): take model:named_parameters() again")
+  end
+end
+
+--- See DistributedModelParallel:reshard.
+function M.reshard(model, plan, options)
+  local a, group = util.named(FUNC, options or {}, arguments), model.dense_env.pg
+  local keepers, folder, before
+  local ok, err = xpcall(function()
+    check_between(model)
+    model:check_plan(plan)
+    keepers, folder, before = keepers_of(model), folder_of(model, a), model:parameters()
+  end, P.locate)
+  all_or_none({ group }, FUNC, not ok and err or nil)
+  local plans = util.map(model.sharded, function(sharded, i) return plan:get_plan_for_module(model._paths[i]) or sharded.plan end)
+  local function rebind()
+    local params = #keepers > 0 and model:named_parameters()
+    for _, keeper in ipairs(keepers) do keeper:rebind(params) end
+  end
+  err = M.modules { modules = model.sharded, plans = plans, keepers = keepers, rebind = rebind, folder = folder, group = group,
+    shared = model.group }
+  if not err then model.plan = plan end
+  retire(before, model)
+  model:resharded()
+  if err then error(err, 0) end
+end
+
+signature.check("model.reshard.", M, { reshard = "model: table, plan: any, options: table?" })
+
+return M

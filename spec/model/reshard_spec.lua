@@ -1,0 +1,197 @@
+-- model:reshard: a live model under other plans, between two steps: the run that goes A -> B -> A is the run that was never resharded, bit
+-- for bit, with its optimizers, maps of raw ids and row files; and B is what a checkpoint of A would be under B.
+-- deadline: 120 s
+local peri = require "perilune"
+local sim = require "perilune.dist.sim"
+local shell = require "spec.support.shell"
+local nn, plan = peri.nn, peri.plan
+
+local folder, clean = shell.temporary()
+teardown(clean)
+
+local Net = nn.Module:extend "Net"
+function Net:init(options)
+  local function config(name, rows, dim)
+    return peri.EmbeddingBagConfig { name = name, num_embeddings = rows, embedding_dim = dim, feature_names = { "f" .. name } }
+  end
+  local params = { optimizer = options.optimizer or "rowwise_adagrad", learning_rate = 0.1, exact = true }
+  if options.dense then params = nil end
+  self.ebc = peri.EmbeddingBagCollection { seed = 5, fused_params = params, tables = { config("a", 50, 8), config("b", 37, 16) } }
+  if options.raw then
+    local tables = { config("raw", 30, 8) }
+    self.mc = peri.ManagedCollisionEmbeddingBagCollection {
+      embedding_bag_collection = peri.EmbeddingBagCollection { seed = 6, tables = tables,
+        fused_params = { optimizer = "adagrad", learning_rate = 0.1, exact = true } },
+      managed_collision_collection = peri.ManagedCollisionCollection { embedding_configs = tables, managed_collision_modules = {
+        raw = peri.MCHManagedCollisionModule { zch_size = 30, device = "cpu", eviction_interval = 1, input_hash_size = 1000,
+          buckets = 6, eviction_policy = peri.embed.LFU_EvictionPolicy() } } } }
+  end
+  self.over = nn.Linear { in_features = options.raw and 32 or 24, out_features = 1 }
+end
+function Net:forward(kjt, raw)
+  local rows = self.ebc(kjt):values()
+  if self.mc then
+    local more = self.mc(raw)
+    rows = nn.functional.cat({ rows, more:values() }, 2)
+  end
+  return self.over(rows):mean()
+end
+
+local function batch(i)
+  local values = { i * 7 % 50, i * 3 % 50, i * 5 % 37, i % 37 }
+  return peri.KeyedJaggedTensor { keys = { "fa", "fb" }, values = values, lengths = { 1, 1, 2, 0 } },
+    peri.KeyedJaggedTensor { keys = { "fraw" }, values = { i * 37 % 997, i * 13 % 997, i % 5 }, lengths = { 2, 1 } }
+end
+
+local function text(x)
+  if peri.Tensor.is(x) then return table.concat(peri.util.map(x:reshape(-1):to_list(), function(n)
+    return type(n) == "number" and ("%.17g"):format(n) or tostring(n)
+  end), " ") end
+  if type(x) ~= "table" then return tostring(x) end
+  local parts = {}
+  for key, value in peri.util.ordered(x) do parts[#parts + 1] = tostring(key) .. "=" .. text(value) end
+  return "{" .. table.concat(parts, ",\n") .. "}"
+end
+
+local function build(world, entries, options)
+  nn.manual_seed(3)
+  local model = peri.DistributedModelParallel { module = Net(options), group = world, plan = entries }
+  local optimizer = nn.optim.Adam { params = model:named_parameters(), lr = 0.05 }
+  local clipped = nn.optim.GradientClippingOptimizer { optimizer = optimizer, clipping = "norm", max_gradient = 0.01 }
+  return { model = model, optimizer = optimizer, clipped = clipped, rates = nn.optim.StepLR { optimizer = optimizer, step_size = 2,
+    gamma = 0.5 } }
+end
+
+local function train(p, from, last)
+  for i = from, last do
+    peri.scope(function()
+      p.clipped:zero_grad()
+      p.model(batch(i)):backward()
+      p.clipped:step()
+      p.rates:step()
+    end)
+  end
+end
+
+local function state(p)
+  return text(peri.shard.gather_state_dict { model = p.model:state_dict(), tables = p.model:fused_optimizer():state_dict(),
+    optimizer = p.optimizer:state_dict(), rates = p.rates:state_dict() })
+end
+
+local cached = function()
+  return plan.row_wise { compute_kernel = "fused_uvm_caching", cache_params = plan.CacheParams { load_factor = 0.5 } }
+end
+local cases = {
+  ["tables in memory"] = { { ebc = { a = plan.row_wise(), b = plan.table_wise(0) } }, { ebc = { a = plan.table_wise(1),
+    b = plan.row_wise() } }, { ebc = { a = plan.data_parallel(), b = plan.table_wise(1) } } },
+  ["tables of adam cut by columns"] = { { ebc = { a = plan.column_wise(), b = plan.table_wise(0) } }, { ebc = { a = plan.table_wise(1),
+    b = plan.column_wise() } }, optimizer = "adam" },
+  ["raw ids"] = { { ebc = { a = plan.row_wise(), b = plan.row_wise() }, mc = { raw = plan.row_wise() } },
+    { ebc = { a = plan.row_wise(), b = plan.table_wise(1) }, mc = { raw = plan.table_wise(1) } }, raw = true },
+  ["tables in files"] = { { ebc = { a = cached(), b = plan.table_wise(0) } }, { ebc = { a = plan.row_wise(), b = cached() } } },
+  ["dense tables"] = { { ebc = { a = plan.row_wise { compute_kernel = "dense" }, b = plan.table_wise(0, { compute_kernel = "dense" }) } },
+    { ebc = { a = plan.table_wise(1, { compute_kernel = "dense" }), b = plan.column_wise { compute_kernel = "dense" } } }, dense = true },
+}
+
+describe("a model that is resharded", function()
+  for name, case in peri.util.ordered(cases) do
+    it("A -> B -> A is the one that never was: " .. name, function()
+      local path = folder .. "/" .. name:gsub(" ", "_")
+      sim.run(2, function(_, world)
+        local never = build(world, case[1], case)
+        train(never, 1, 7)
+        local p = build(world, case[1], case)
+        local fused, modules = p.model:fused_optimizer(), p.model.sharded
+        train(p, 1, 2)
+        for k = 2, #case do
+          peri.checkpoint.save(path, { model = p.model, optimizer = p.optimizer, rates = p.rates }, { group = world, replace = true })
+          p.model:reshard(case[k], { folder = folder })
+          local loaded = build(world, case[k], case)
+          peri.checkpoint.load(path, { model = loaded.model, optimizer = loaded.optimizer, rates = loaded.rates }, { group = world })
+          assert.equal(state(loaded), state(p))
+          train(p, 1 + k, 1 + k)
+          train(loaded, 1 + k, 1 + k)
+          assert.equal(state(loaded), state(p))
+        end
+        p.model:reshard(case[1], { folder = folder })
+        train(p, 2 + #case, 7)
+        assert.equal(state(never), state(p))
+        assert.is_true(rawequal(fused, p.model:fused_optimizer()) and rawequal(modules, p.model.sharded))
+      end)
+      assert.equal("", (shell.run("ls " .. folder .. " | grep reshard-")))
+    end)
+  end
+
+  it("is refused with words where something is in flight, the plan does not fit, or a dense optimizer has no names", function()
+    sim.run(2, function(_, world)
+      local p = build(world, cases["tables in memory"][1], {})
+      local other = cases["tables in memory"][2]
+      local k = 0
+      local function batches()
+        k = k + 1
+        return k < 9 and (batch(k)) or nil
+      end
+      local pipeline = peri.pipeline.TrainPipelineSparseDist { model = p.model, optimizer = p.clipped }
+      pipeline:progress(batches)
+      assert.error_matches(function() p.model:reshard(other) end, "a pipeline has batches in flight.*allowed: after pipeline:stop")
+      pipeline:stop()
+      while pipeline:progress(batches) do end -- luacheck: ignore
+      p.model:reshard(other, { folder = folder })
+      assert.truthy(pipeline:progress(batches)) -- goes on with the same pipeline
+      while pipeline:progress(batches) do end -- luacheck: ignore
+      assert.error_matches(function() p.model:reshard { ebc = { a = plan.row_wise() } } end, "b")
+      assert.error_matches(function() p.model:reshard { ebc = { a = plan.row_wise { compute_kernel = "dense" }, b = plan.row_wise() } } end,
+        "table 'a': compute_kernel was fused and is dense")
+      local q = build(world, cases["dense tables"][1], { dense = true })
+      local plain = nn.optim.SGD { params = q.model:dense_parameters(), lr = 0.1 }
+      assert.error_matches(function() q.model:reshard(cases["dense tables"][2]) end, "trained by a SGD, and its parameters have no names")
+      assert.truthy(plain)
+    end)
+  end)
+
+  it("over several groups (DMPCollection) goes on with its averages", function()
+    local case = cases["tables in memory"]
+    sim.run(4, function(_, world)
+      local function make()
+        nn.manual_seed(3)
+        local model = peri.model.DMPCollection { module = Net {}, global_pg = world, sharding_group_size = 2, plan = case[1] }
+        local optimizer = nn.optim.Adam { params = model:named_parameters(), lr = 0.05 }
+        return { model = model, optimizer = optimizer, clipped = optimizer,
+          rates = nn.optim.StepLR { optimizer = optimizer, step_size = 2 } }
+      end
+      local never, p = make(), make()
+      train(never, 1, 6)
+      train(p, 1, 2)
+      p.model:sync()
+      p.model:reshard(case[2], { folder = folder })
+      train(p, 3, 4)
+      p.model:sync()
+      p.model:reshard(case[1], { folder = folder })
+      train(p, 5, 6)
+      never.model:sync()
+      p.model:sync()
+      assert.equal(state(never), state(p))
+    end)
+  end)
+
+  it("is under its old plan again where the other cannot be, and goes on", function()
+    local case = cases["tables in memory"]
+    sim.run(2, function(rank, world)
+      local never, p = build(world, case[1], case), build(world, case[1], case)
+      train(never, 1, 3)
+      train(p, 1, 2)
+      local remake, done = p.model.sharded[1].remake, false
+      p.model.sharded[1].remake = function(self, ...)
+        if rank == 1 and not done then
+          done = true
+          peri.ffi.fail "no memory for it"
+        end
+        return remake(self, ...)
+      end
+      assert.error_matches(function() p.model:reshard(case[2], { folder = folder }) end, "no memory for it")
+      train(p, 3, 3)
+      assert.equal(state(never), state(p))
+    end)
+    assert.equal("", (shell.run("ls " .. folder .. " | grep reshard-")))
+  end)
+end)
