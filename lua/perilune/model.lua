@@ -349,7 +349,7 @@ function DistributedModelParallel:check_plan(plan)
       local was = self.sharded[i].plan.tables[name]
       if was and (was.compute_kernel == "dense") ~= (sharding.compute_kernel == "dense") then
         P.fail(("DistributedModelParallel:reshard: module '%s', table '%s': compute_kernel was %s and is %s: dense tables have other "
-          .. "optimizers, and the states of one are not those of the other"):format(c.path, name, was.compute_kernel, sharding.compute_kernel))
+          .. "optimizers, and their states are not the others'"):format(c.path, name, was.compute_kernel, sharding.compute_kernel))
       end
     end
   end
