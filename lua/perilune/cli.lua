@@ -21,6 +21,8 @@ local run_options = {
   { "--keep", value = "N", help = "With --checkpoint: keep the newest N (default: 3)." },
   { "--resume", value = "WHICH", help = "With --checkpoint: go on from the newest good checkpoint (auto, the default), from none "
     .. "(no), or from that of a path." },
+  { "--max-restarts", value = "RESTARTS", help = "Start a job that failed, or ended with exit code 75, again from its newest "
+    .. "checkpoint, on the hosts that are left: at most so many times. Of scripts that have a Saver." },
   { "--grace", value = "GRACE", help = "How long a script that has called peri.on_stop may take to stop when SIGTERM or Ctrl-C asks: "
     .. "25s (default), 2m; a second Ctrl-C ends it at once." },
   { "--stop-on", value = "SIGNAL", many = true, help = "SIGUSR1 or SIGUSR2: it asks to stop too, as Slurm's --signal=USR1@120 does." },
@@ -80,7 +82,7 @@ end
 
 --- What makes a value of the text of an option, by what stands for it in the help.
 local converters = { N = whole "--keep", GRACE = duration, SIGNAL = warning, RANKS = whole "-n", THREADS = whole("-t", MOST_THREADS),
-  POLICY = binding, LIST = nodes }
+  POLICY = binding, LIST = nodes, RESTARTS = whole "--max-restarts" }
 
 local function add_plan(parser)
   local plan = parser:command("plan", "Plan where the tables of a model live, and say why; needs no ranks and no weights.")
@@ -366,7 +368,7 @@ function M.main(words)
   return require("perilune.launch").run {
     ranks = options.ranks, script = options.script, arguments = options.arguments, hosts = options.host, hostfile = options.hostfile,
     bind = options.bind, mpi = mpi, traceback = options.traceback, grace = options.grace,
-    stop_on = options.stop_on,
+    stop_on = options.stop_on, max_restarts = options.max_restarts, checkpoint = options.checkpoint,
   }
 end
 

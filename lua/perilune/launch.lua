@@ -269,6 +269,14 @@ local function offer_stops(options, world)
   end
 end
 
+--- Let a Saver of the script tell the launcher what it needs to start the job again (launch/restarts.lua).
+local function offer_notes(world)
+  if not (world and world.launched) then return end
+  package.preload["perilune.checkpoint.note"] = function()
+    return function(kind, text) io.stderr:write(("\30%s %d 0 %s\n"):format(kind, world.rank, (text:gsub("[%c]", " ")))) end
+  end
+end
+
 --- The exit code of a script that has come to its end, after it was asked to stop or not.
 local function code_of(world)
   local stop = package.loaded["perilune.stop"]
@@ -290,6 +298,7 @@ function M.run_here(options, launched)
   local world, script, arguments = M.world(), options.script, options.arguments
   if world then world.launched = launched end
   offer_stops(options, world)
+  offer_notes(world)
   local chunk, problem = script, nil
   if type(script) ~= "function" then chunk, problem = loadfile(script) end
   if not chunk then
@@ -340,7 +349,7 @@ local function variables_refused()
   end
 end
 
---- Let mpirun run the ranks. Returns an exit code.
+--- Let mpirun run the ranks. Returns an exit code and, if they were started, the story of the job (launch/job.lua).
 function M.launch(options)
   local launcher = require "perilune.launcher"
   options.ranks = options.ranks or 1
@@ -368,10 +377,11 @@ function M.launch(options)
   if not (options.hosts or options.hostfile or machine.allocation or machine.nodes) then -- all ranks are here: nobody else reaches them
     machine.folder, preload = launcher.folder(options.ranks * SEGMENT), launcher.loopback()
   end
-  local code, why = require("perilune.launch.job").run(M.command(options, machine), options.ranks,
+  local code, story = require("perilune.launch.job").run(M.command(options, machine), options.ranks,
     tonumber(os.getenv "PERI_START_TIMEOUT_S") or 300, options.grace or GRACE, signals(options.stop_on), preload)
   if machine.folder then launcher.remove(machine.folder) end
-  return code or no_mpirun(why)
+  if not code then return no_mpirun(story) end
+  return code, story
 end
 
 --- Run a script, or a function with `words` that let other processes come to it, with the options of `command`. Returns an exit code.
@@ -383,8 +393,9 @@ function M.run(options)
   end
   local launched = os.getenv "PERI_LAUNCHER" ~= nil -- its standard error is read by the launcher: see launch/job.lua
   if world then require("perilune.launcher").watch(world.rank) end
-  if not world and (options.ranks or 1) == 1 then require("perilune.launcher").interruptible() end
-  if world or ((options.ranks or 1) == 1 and not options.hosts and not options.hostfile) then
+  if not world and (options.ranks or 1) == 1 and not options.max_restarts then require("perilune.launcher").interruptible() end
+  local again = not world and options.max_restarts
+  if world or ((options.ranks or 1) == 1 and not options.hosts and not options.hostfile and not again) then
     local code = M.run_here(options, launched)
     require("perilune.launcher").settled()
     return code
@@ -396,7 +407,8 @@ function M.run(options)
       return 1
     end
   end
-  return M.launch(options)
+  if again then return require("perilune.launch.restarts").run(options, M.launch) end
+  return (M.launch(options))
 end
 
 return M

@@ -23,14 +23,14 @@ local util = require "perilune.util"
 local signature = require "perilune.signature"
 local stop = require "perilune.stop"
 local parts_of = require "perilune.checkpoint.parts"
-local all_or_none = require("perilune.nn.ranks").all_or_none
+local names = require "perilune.checkpoint.names"
 local interval = require "perilune.checkpoint.interval"
 local save = require("perilune.checkpoint.save").save
 local attempt = require("perilune.checkpoint.load").attempt
 local C, check = P.C, P.check
 
 local _, _, _, wrap_lock = P.handle("peri_checkpoint_lock", {}, nil, "the right to save into a folder")
-local lock_out, names_out = ffi.new "peri_checkpoint_lock *[1]", ffi.new "char *[1]"
+local lock_out = ffi.new "peri_checkpoint_lock *[1]"
 
 local Saver = util.class "Saver"
 local CHECK_SECONDS = 1 -- how often ranks ask rank 0 whether it is time, about
@@ -61,19 +61,34 @@ function Saver:init(args)
   self.rank = self.group and self.group:rank() or 0
   self.number, self.last_step, self.from = 0, false, false -- of the last save; the path of what the run went on from
   self._saved_at, self._next_check = C.peri_time_ns(), 1
-  self.resumed, self.closed = false, false -- resume() was called; close() was
+  self.resumed, self.stepped, self.closed = false, false, false -- resume(), step() and close() were called
   self.base = 0 -- saves of numbers up to here are of runs that this one did not go on from: they stay
   Saver.made = true
   stop.on_stop() -- from now on a signal lets ranks stop after a step, and close() saves it
   if self.folder then self:_lock() end
+  if self.folder then self:_tell("saves", self.folder) end
 end
 
---- Run f on rank 0; what it returns, on all ranks. What it raises is raised on all.
-local function on_first(self, func, f)
+--- Tell the launcher, which starts the job again (--max-restarts): "saves", into which folder; "stepped", a step was made.
+function Saver:_tell(kind, text)
+  local launched = self.rank == 0 and package.preload["perilune.checkpoint.note"]
+  if launched then require "perilune.checkpoint.note"(kind, text) end
+end
+
+--- Run f on rank 0; what it returns, on all ranks. What it raises is raised on all. One exchange, in which each rank tells the others `own`
+--- too: the second value is the list of these.
+local function on_first(self, func, f, own)
   local ok, result = true, nil
   if self.rank == 0 then ok, result = xpcall(f, P.locate) end
-  all_or_none(self.group and { self.group } or {}, func, not ok and result or nil)
-  return self.group and self.group:all_gather_object(result or false, func)[1] or result or false
+  if not self.group then
+    if not ok then error(result, 0) end
+    return result or false, { own }
+  end
+  local said = not ok and errors.describe(result):gsub("^" .. func .. ": ", "")
+  local list = self.group:all_gather_object({ error = said, result = ok and result or false, own = own }, func)
+  if not ok then error(result, 0) end
+  if list[1].error then P.fail(("%s: rank 0 of group '%s': %s"):format(func, self.group.name, list[1].error)) end
+  return list[1].result, util.map(list, function(x) return x.own end)
 end
 
 --- One job at a time saves into a folder.
@@ -86,19 +101,8 @@ end
 
 -- -- what is in the folder ------------------------------------------------------------------------------------------------------------
 
---- Checkpoints of the folder that a Saver has made, newest first: a list of { number =, step =, path = }. Local.
-function Saver.list(folder)
-  local list = {}
-  check(C.peri_checkpoint_names(folder, names_out))
-  local names = ffi.string(names_out[0])
-  C.peri_checkpoint_names_release(names_out[0])
-  for name in names:gmatch "[^\n]+" do
-    local number, step = name:match "^save%-(%d+)%-step%-(%d+)$"
-    if number then list[#list + 1] = { number = tonumber(number), step = tonumber(step), path = folder .. "/" .. name } end
-  end
-  table.sort(list, function(x, y) return x.number > y.number end)
-  return list
-end
+--- Checkpoints of a folder that a Saver has made, newest first: see names.lua. Local.
+Saver.list = names.of_savers
 
 -- -- going on -------------------------------------------------------------------------------------------------------------------------
 
@@ -150,7 +154,7 @@ function Saver:save(step, values)
   if not self.folder then return nil end
   util.integer("Saver:save", "step", step, 0)
   if self.closed then P.fail "Saver:save: it was closed" end
-  local number = on_first(self, "Saver:save", function()
+  local number, steps = on_first(self, "Saver:save", function()
     local newest = Saver.list(self.folder)[1]
     if newest and not self.resumed and self.number == 0 then
       P.fail(("Saver:save: folder '%s' has checkpoints of an earlier run, and saver:resume() was not called: call it before the first step "
@@ -158,8 +162,8 @@ function Saver:save(step, values)
     end
     if newest and self.number == 0 and self.base then self.base = newest.number end
     return math.max(self.number, newest and newest.number or 0) + 1
-  end)
-  for r, other in ipairs(self.group and self.group:all_gather_object(step, "Saver:save") or {}) do
+  end, step)
+  for r, other in ipairs(steps) do
     if other ~= step then P.fail(("Saver:save: step %d on rank %d, and %d on rank %d"):format(step, self.rank, other, r - 1)) end
   end
   local path = ("%s/save-%06d-step-%d"):format(self.folder, number, step)
@@ -188,6 +192,10 @@ end
 --- After each step: saves if it is time, or if the run was asked to stop (peri.on_stop). Returns the path of what was saved, or nil.
 --- Collective.
 function Saver:step(step, values)
+  if not self.stepped then
+    self.stepped = true
+    self:_tell("stepped", "")
+  end
   if not self.folder or step == self.last_step or not (stop.stopped() or due(self, step)) then return nil end
   return self:save(step, values)
 end

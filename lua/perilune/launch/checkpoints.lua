@@ -3,6 +3,7 @@ local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local checkpoint = require "perilune.checkpoint"
+local names = require "perilune.checkpoint.names"
 
 local M = {}
 local BLOCK = 2 ^ 20 -- elements that are compared or written at once
@@ -38,21 +39,11 @@ local function bytes_of(c)
   return sum
 end
 
---- The names of the checkpoints in a folder.
-local function names_in(folder)
-  local out = ffi.new "char *[1]"
-  P.check(P.C.peri_checkpoint_names(folder, out))
-  local list, text = {}, ffi.string(out[0])
-  P.C.peri_checkpoint_names_release(out[0])
-  for name in text:gmatch "[^\n]+" do list[#list + 1] = name end
-  return list
-end
-
 local actions = {}
 
 function actions.ls(paths)
   local rows = { { "name", "step", "tensors", "bytes", "ranks", "digest" } }
-  for _, name in ipairs(names_in(paths[1])) do
+  for _, name in ipairs(names.all(paths[1])) do
     local ok, c = pcall(checkpoint.open, paths[1] .. "/" .. name)
     if not ok then rows[#rows + 1] = { name, "-", "-", "-", "-", "damaged: see perilune checkpoint show" }
     else

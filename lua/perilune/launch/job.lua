@@ -147,10 +147,12 @@ function M.roll(ranks)
     elseif kind == "end" and not R.ended[rank] then
       R.ended[rank] = tonumber(number)
       R.n_ended = R.n_ended + 1
-      if R.code == 0 then R.code = R.ended[rank] end
+      if R.code == 0 then R.code, R.failed = R.ended[rank], rank end
     elseif kind == "job" then R.job = text
     elseif kind == "heeds" then R.n_heed = R.n_heed + 1
     elseif kind == "stopped" then R.stopped = text
+    elseif kind == "saves" then R.saves = text
+    elseif kind == "stepped" then R.stepped = true
     elseif kind == "error" then R.reports.take(rank, text) end
     return ""
   end
@@ -200,6 +202,12 @@ local function verdict(F, R, code, signal, asked, ended)
   return ending or ("mpirun ended with exit code %d and gave no reason (with --mpi --verbose it says more)"):format(code), code
 end
 
+--- How a job has ended, as text that is the same when it ends so again.
+local function way_of(R, code, text)
+  local who = R.code > 128 and R.failed or "some" -- whose error comes first among ranks that fail alike is a matter of time
+  return ("%d|%s|%d|%s|%s"):format(code, tostring(who), R.code, (text or ""):gsub("process %d+", "process"), R.reports.first or "")
+end
+
 --- What signals to the launcher come to: `take(signal, now)` one that has come; `late(now)` when the grace time may be over. `asked`: the
 --- first; `dying`: since when mpirun should end the ranks.
 local function orders(R, grace)
@@ -242,7 +250,9 @@ end
 
 --- Run `command` (a list of words) with so many ranks, all of which must have started after `deadline` seconds. grace: seconds that a
 --- script has to stop when a signal asks for it; warnings: further signals that do (numbers); preload: of `command`
---- (LD_PRELOAD). Returns the exit code; nil and why it could not be started.
+--- (LD_PRELOAD). Returns the exit code and a story: { asked = the signal to the launcher for which it ended, or nil; stepped, saves: what a
+--- Saver said of it (checkpoint/saver.lua); started, ended: of its ranks, as in roll; way: how it ended }. nil and why: it could not be
+--- started.
 function M.run(command, ranks, deadline, grace, warnings, preload)
   local launcher = require "perilune.launcher"
   local pid, why = launcher.start(command, warnings or {}, preload)
@@ -273,7 +283,8 @@ function M.run(command, ranks, deadline, grace, warnings, preload)
       if heard.blind and heard.n_said < ranks then say("no word from " .. R.missing(heard.said, heard.n_said)) end
       local text, code = verdict(F, R, value, detail, O.asked, O.dying)
       if text then say(text) end
-      return code
+      return code, { asked = O.asked, stepped = R.stepped, saves = R.saves, started = R.started, ended = R.ended,
+        way = way_of(R, code, text) }
     end
     if R.reports.count > 0 then told = told or now end
     if R.n_started == ranks and not announced then

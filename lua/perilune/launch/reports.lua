@@ -38,6 +38,7 @@ function M.new(ranks)
   function R.take(rank, text)
     local message, details = text:gsub("\29", "\n"):match "^(.-)\31(.*)$"
     if not message then return end
+    R.first = R.first or message
     R.n_said, R.said[rank] = R.n_said + (R.said[rank] and 0 or 1), true
     R.blind = R.blind or message:find "took longer than .*no process on " ~= nil
     -- Each rank names itself in errors of exchanges; that it is this rank is no difference.
