@@ -3,7 +3,7 @@ local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local checkpoint = require "perilune.checkpoint"
-local names = require "perilune.checkpoint.names"
+local listed = require "perilune.checkpoint.names"
 
 local M = {}
 local BLOCK = 2 ^ 20 -- elements that are compared or written at once
@@ -43,7 +43,7 @@ local actions = {}
 
 function actions.ls(paths)
   local rows = { { "name", "step", "tensors", "bytes", "ranks", "digest" } }
-  for _, name in ipairs(names.all(paths[1])) do
+  for _, name in ipairs(listed.all(paths[1])) do
     local ok, c = pcall(checkpoint.open, paths[1] .. "/" .. name)
     if not ok then rows[#rows + 1] = { name, "-", "-", "-", "-", "damaged: see perilune checkpoint show" }
     else
