@@ -19,6 +19,7 @@ local run_options = {
   { "--checkpoint", value = "FOLDER", help = "Where the script's Saver keeps checkpoints (docs/checkpoints.md)." },
   { "--every", value = "TIME", help = "With --checkpoint: save so often: 10m (default), 90s, 2h, 1000steps." },
   { "--keep", value = "N", help = "With --checkpoint: keep the newest N (default: 3)." },
+  { "--async", help = "With --checkpoint: go on with the next step while a checkpoint is written." },
   { "--resume", value = "WHICH", help = "With --checkpoint: go on from the newest good checkpoint (auto, the default), from none "
     .. "(no), or from that of a path." },
   { "--max-restarts", value = "RESTARTS", help = "Start a job that failed, or ended with exit code 75, again from its newest "
@@ -234,14 +235,15 @@ end
 --- Tell the script's Saver, on all ranks, what the command line says. Returns what is wrong; nil: nothing.
 local function set_checkpoint(options)
   local launcher = require "perilune.launcher"
-  for _, name in ipairs { "every", "keep", "resume" } do
+  for _, name in ipairs { "every", "keep", "async", "resume" } do
     if options[name] and not options.checkpoint then return ("run: --%s goes with --checkpoint FOLDER"):format(name) end
   end
   if not options.checkpoint then return nil end
   local ok, err = pcall(require "perilune.checkpoint.interval", "run", options.every or "10m")
   if not ok then return (require("perilune.errors").describe(err)) end
   launcher.setenv("PERI_CHECKPOINT", options.checkpoint)
-  for name, value in require("perilune.util").ordered { EVERY = options.every, KEEP = options.keep, RESUME = options.resume } do
+  for name, value in require("perilune.util").ordered { EVERY = options.every, KEEP = options.keep, RESUME = options.resume,
+    ASYNC = options.async and "1" or nil } do
     launcher.setenv("PERI_CHECKPOINT_" .. name, tostring(value))
   end
 end

@@ -60,12 +60,13 @@ M.locate = locate
 --- pin: in a worker of a loader, the device (a name) for which batches are made in pinned memory, or false;
 --- autocast: the innermost region (a pointer), or false;
 --- stop: what this rank knows of a request to stop (stop.lua), or false;
+--- saves: the last asynchronous save of this rank, { progress = function(), finish = function(), last = } (checkpoint/async.lua), or false;
 --- watched: the group (a pointer) whose world notes what this rank waits for, or false.
 local state = {
   scope = false, device = getenv "PERI_DEVICE" or "cpu", streams = false, grad = true, autocast = false,
   world = false, seed = 0, parameters_drawn = 0, dropouts_made = 0, first_sample = 0,
   ec_index_dedup = false, failed_world = false, place = false, deferring = false,
-  watched = false, pin = false, stop = false,
+  watched = false, pin = false, stop = false, saves = false,
 }
 M.state = state
 

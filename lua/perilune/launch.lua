@@ -39,8 +39,8 @@ end
 -- -- handing over to mpirun --------------------------------------------------------------------------------------------------------
 
 --- Variables that ranks on other nodes need too.
-local exported = { "LUA_PATH", "LUA_CPATH", "PERI_BLAS", "PERI_CHECKPOINT", "PERI_CHECKPOINT_EVERY", "PERI_CHECKPOINT_KEEP",
-  "PERI_CHECKPOINT_RESUME", "PERI_CPU_ISA", "PERI_COMM_TIMEOUT_S", "PERI_LAUNCHER", "PERI_LIBRARY", "PERI_LOG",
+local exported = { "LUA_PATH", "LUA_CPATH", "PERI_BLAS", "PERI_CHECKPOINT", "PERI_CHECKPOINT_ASYNC", "PERI_CHECKPOINT_EVERY",
+  "PERI_CHECKPOINT_KEEP", "PERI_CHECKPOINT_RESUME", "PERI_CPU_ISA", "PERI_COMM_TIMEOUT_S", "PERI_LAUNCHER", "PERI_LIBRARY", "PERI_LOG",
   "PERI_LUA_PATH", "PERI_MPI_NEAR", "PERI_NUM_THREADS", "PERI_PLUGIN_PATH", "PERI_PROGRESS", "PERI_TRACEBACK", "PERI_TUNE" }
 
 local FILES_PER_RANK = 8     -- pipes and a socket that mpirun holds for a rank of its machine
@@ -202,7 +202,10 @@ end
 --- Leave the world, if one was joined: in good order with code 0, else telling the others why.
 local function leave_world(code, message)
   local P = package.loaded["perilune.ffi"]
-  local world = P and P.state.world
+  local world, saves = P and P.state.world, P and P.state.saves
+  -- What is being saved gets to the disk first. After an error other ranks may not come to that: then it is not finished.
+  if saves and code == 0 then saves.finish()
+  elseif saves and (not world or world:size() == 1) then pcall(saves.finish) end
   if not world then return end
   if code ~= 0 then return world:abort(message) end
   require("perilune.dist").finish()

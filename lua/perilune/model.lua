@@ -316,14 +316,13 @@ local function with_parts(model, options)
 end
 
 --- Save the model, and the optimizers of its fused tables, as the checkpoint `path`; options: parts = { name = what else is saved with
---- it }, and those of peri.checkpoint.save. Returns the digest. Collective.
+--- it }, and those of peri.checkpoint.save. Returns the digest, or with async = true a handle. Collective.
 function DistributedModelParallel:save(path, options)
   local parts, rest = with_parts(self, options)
   return checkpoint.save(path, parts, rest)
 end
 
---- Load such a checkpoint, of any plan and number of ranks; options: parts =, and those of peri.checkpoint.load. Returns `values` as saved.
---- Collective.
+--- Load such a checkpoint, of any plan and number of ranks; options: parts =, and those of checkpoint.load. Returns `values`. Collective.
 function DistributedModelParallel:load(path, options)
   local parts, rest = with_parts(self, options)
   return checkpoint.load(path, parts, rest)
@@ -430,6 +429,7 @@ function DistributedModelParallel:forward(...)
       .. "left out")
   end
   if self._accumulates and P.state.grad then self._held = self._held + 1 end
+  if P.state.saves then P.state.saves.progress() end
   if not self._watcher then return self.module(...) end
   return watched(self._watcher, self.module(...))
 end

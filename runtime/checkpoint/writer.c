@@ -186,20 +186,21 @@ static peri_status have_ring(peri_checkpoint_writer *w)
     return peri__io_new(2, &w->io);
 }
 
-/** Give the current buffer to the thread, and have the next one. */
-static peri_status hand_over(peri_checkpoint_writer *w)
+/** Give the current buffer to the threads; the next one is waited for when it is filled. */
+static void hand_over(peri_checkpoint_writer *w)
 {
-    if (w->filled > 0) w->jobs[w->current] = peri__io_write(w->io, w->open, w->buffers[w->current], w->filled, w->at);
+    if (w->filled == 0) return;
+    w->jobs[w->current] = peri__io_write(w->io, w->open, w->buffers[w->current], w->filled, w->at);
     w->at += w->filled;
     w->filled = 0;
     w->current = (w->current + 1) % BUFFERS;
-    return w->jobs[w->current] < 0 ? PERI_OK : peri__io_wait(w->io, w->jobs[w->current]);
 }
 
 /** The next bytes of the file. @hash: they are hashed too. */
 static peri_status append(peri_checkpoint_writer *w, const char *data, int64_t bytes, XXH3_state_t *hash)
 {
     while (bytes > 0) {
+        if (w->filled == 0 && w->jobs[w->current] >= 0) PERI_TRY(peri__io_wait(w->io, w->jobs[w->current]));
         char *to = w->buffers[w->current] + w->filled;
         const int64_t n = peri__min(peri__min(bytes, HASHED), PERI__IO_BLOCK - w->filled);
         memcpy(to, data, (size_t)n);
@@ -207,19 +208,18 @@ static peri_status append(peri_checkpoint_writer *w, const char *data, int64_t b
         w->filled += n;
         data += n;
         bytes -= n;
-        if (w->filled == PERI__IO_BLOCK) PERI_TRY(hand_over(w));
+        if (w->filled == PERI__IO_BLOCK) hand_over(w);
     }
     return PERI_OK;
 }
 
-/** The thread writes what is left of the file, syncs it and closes it. */
-static peri_status end_file(peri_checkpoint_writer *w)
+/** The threads write what is left of the file, sync it and close it. */
+static void end_file(peri_checkpoint_writer *w)
 {
-    if (!w->open) return PERI_OK;
-    peri_status status = hand_over(w);
+    if (!w->open) return;
+    hand_over(w);
     w->last = peri__io_finish(w->io, w->open);
     w->open = NULL;
-    return status;
 }
 
 /** The next file, with its header. Its bytes are asked of the system at once: a disk that is too full is found here. */
@@ -229,7 +229,7 @@ static peri_status open_next(peri_checkpoint_writer *w)
     int64_t bytes;
     int fd;
     PERI_TRY(have_ring(w));
-    PERI_TRY(end_file(w));
+    end_file(w);
     PERI_TRY(path_of(w, w->file + 1, path));
     PERI_TRY(peri__safetensors_print(&w->m, w->file + 1, &header, &bytes));
     peri_status status = peri__file_create(path, &fd);
@@ -409,21 +409,47 @@ peri_status peri_checkpoint_checksum(const peri_tensor *elements, uint64_t *out)
     return status;
 }
 
-peri_status peri_checkpoint_writer_finish(peri_checkpoint_writer *w)
+int64_t peri_checkpoint_writer_room(const peri_checkpoint_writer *w)
 {
-    PERI_NEED(w);
-    PERI_TRY(usable(w, "peri_checkpoint_writer_finish"));
+    if (!w || w->finished || w->spent) return 0;
+    int64_t room = -w->filled;
+    for (int b = 0; b < BUFFERS; b++) {
+        const int64_t number = b == 0 && w->filled > 0 ? -1 : w->jobs[(w->current + b) % BUFFERS];
+        if (number >= 0 && !peri__io_done(w->io, number)) break;
+        room += PERI__IO_BLOCK;
+    }
+    return room;
+}
+
+/** All pieces are put: give what is left to the threads. */
+static peri_status end_files(peri_checkpoint_writer *w, const char *function)
+{
+    PERI_TRY(usable(w, function));
     if (w->piece < w->m.n_pieces) {
         const peri__entry *e;
         int64_t left = bytes_left(w, &e);
-        return peri__fail(PERI_EINVAL, "peri_checkpoint_writer_finish: %lld elements of '%.200s' are not written yet",
+        return peri__fail(PERI_EINVAL, "%s: %lld elements of '%.200s' are not written yet", function,
                           (long long)(left / peri_dtype_size(e->dtype)), peri__entry_name(&w->m, e));
     }
     if (!w->started) PERI_TRY(spend(w, start_piece(w)));
-    peri_status status = end_file(w);
-    if (status >= 0 && w->file >= 0) status = peri__io_wait(w->io, w->last);
-    PERI_TRY(spend(w, status));
+    end_file(w);
+    return PERI_OK;
+}
+
+peri_status peri_checkpoint_writer_test(peri_checkpoint_writer *w)
+{
+    PERI_NEED(w);
+    if (w->finished) return PERI_OK;
+    PERI_TRY(end_files(w, "peri_checkpoint_writer_test"));
+    return peri__io_done(w->io, w->last) ? PERI_OK : PERI_PENDING;
+}
+
+peri_status peri_checkpoint_writer_finish(peri_checkpoint_writer *w)
+{
     int64_t bytes;
+    PERI_NEED(w);
+    PERI_TRY(end_files(w, "peri_checkpoint_writer_finish"));
+    PERI_TRY(spend(w, peri__io_wait(w->io, w->last)));
     PERI_TRY(spend(w, peri__manifest_print(&w->m, NULL, &w->part, &bytes)));
     w->finished = true;
     return PERI_OK;

@@ -178,6 +178,7 @@ struct peri_tbe {
     peri__storage_watch writes_watch; /* tells them of writes through views; of the flat tensors' storage while there are watches */
     atomic_uintptr_t holder;          /* the thread that is in a call alone (calls.c); 0: none */
     peri_tensor *slot_row; /* i64 by linear row, where rounding needs it: the row in a slot */
+    struct peri_tbe *next_listed;    /* of those that peri_tbe_new has made (listed.c) */
     const struct peri__store *store; /* where the rows are; set when the table batch is whole */
     void *own;                       /* the store's */
 };
@@ -265,6 +266,11 @@ peri_status peri__tbe_enter(peri_tbe *tbe, bool alone);
 peri_status peri__tbe_leave(peri_tbe *tbe, bool alone, peri_status status);
 /** Whether this thread is in a call that is alone. */
 bool peri__tbe_inside(const peri_tbe *tbe);
+/** Whose memory a view is of is looked up among the table batches that were listed. (listed.c) */
+void peri__tbe_list(peri_tbe *tbe);
+void peri__tbe_unlist(peri_tbe *tbe);
+/** The table batch whose rows lie in the memory of @t, retained, and which state that is; NULL: there is none. */
+peri_tbe *peri__tbe_holding(const peri_tensor *t, int32_t *state);
 /** Before the table batch goes: no watch is told any more, also of what is written through views that stay. (watch.c) */
 void peri__tbe_deaf(peri_tbe *tbe);
 /** Workspace @which of at least @count elements of @dtype. In calls that are alone. */

@@ -327,6 +327,7 @@ peri_status peri_tbe_new(const peri_tbe_config *c, peri_tbe **out)
     peri__tbe_reach_need(tbe);
     status = peri_event_record(tbe->changed, peri_stream_current(tbe->device));
 out:
+    if (status >= 0) peri__tbe_list(tbe);
     if (status < 0) peri_tbe_release(tbe);
     else *out = tbe;
     return status;
@@ -353,6 +354,7 @@ void peri_tbe_retain(peri_tbe *tbe) { if (tbe) peri__refs_add(&tbe->refs); }
 void peri_tbe_release(peri_tbe *tbe)
 {
     if (!tbe || !peri__refs_drop(&tbe->refs)) return;
+    peri__tbe_unlist(tbe);
     peri__tbe_deaf(tbe);
     if (tbe->store && tbe->store->free) tbe->store->free(tbe);
     peri_tensor **own[] = {&tbe->layout_tensor, &tbe->counters, &tbe->slot_row};

@@ -14,7 +14,8 @@ function M.open(path) return Checkpoint(path) end
 
 --- Save the state of some objects as the checkpoint `path`: parts: name -> an object with state_dict and load_state_dict (a model, an
 --- optimizer, a schedule, ...); the optimizers of a model's fused tables go with the model. options: values =, replace =, group =,
---- file_bytes =, parent =, see checkpoint/save.lua. Returns the checkpoint's digest. Collective; blocks until it is on the disk.
+--- file_bytes =, parent =, async =, see checkpoint/save.lua. Returns the checkpoint's digest. Collective; blocks until it is on the
+--- disk, or with async = true returns a handle at once (checkpoint/async.lua).
 function M.save(path, parts, options) return require("perilune.checkpoint.save").save(path, parts, options) end
 
 --- Load the checkpoint `path` into such objects, which may have other plans and be on other numbers of ranks. Everything that was saved

@@ -3,6 +3,8 @@
 -- 1. Every rank lists the pieces that it could write. A piece that several ranks have (the dense part, replicas) is written by one of them.
 -- 2. Rank 0 makes a folder, and every rank writes its pieces into files of its own there.
 -- 3. Rank 0 gets the parts of the manifest, and gives the folder its name. What one rank meets is an error on all, and no checkpoint.
+--
+-- With async = true the second step and the third go on behind the training: see async.lua.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -11,6 +13,7 @@ local Tensor = require "perilune.tensor"
 local parts_of = require "perilune.checkpoint.parts"
 local together = parts_of.together
 local values = require "perilune.checkpoint.values"
+local async = require "perilune.checkpoint.async"
 local C, check = P.C, P.check
 
 local M = {}
@@ -168,22 +171,32 @@ local function put(writer, p)
   else put_rows(writer, p) end
 end
 
---- Write this rank's files; returns its part of the manifest.
-local function write(folder, rank, pieces, file_bytes)
+--- A writer of this rank's files to which its pieces are announced: its handle.
+local function writer_of(folder, rank, pieces, file_bytes)
   check(C.peri_checkpoint_folder_await(folder))
   check(C.peri_checkpoint_writer_new(folder, ("rank-%d"):format(rank), file_bytes, writer_out))
   local handle = wrap_writer(writer_out[0])
-  local writer = handle.ptr
-  local ok, err = xpcall(function()
-    for _, p in ipairs(pieces) do announce(writer, p) end
-    for _, p in ipairs(pieces) do put(writer, p) end
-    check(C.peri_checkpoint_writer_finish(writer))
-    check(C.peri_checkpoint_writer_part(writer, text_out))
-    return ffi.string(text_out[0])
+  for _, p in ipairs(pieces) do announce(handle.ptr, p) end
+  return handle
+end
+
+--- What the writer has written is on the disk: this rank's part of the manifest.
+local function part_of(writer)
+  check(C.peri_checkpoint_writer_finish(writer))
+  check(C.peri_checkpoint_writer_part(writer, text_out))
+  return ffi.string(text_out[0])
+end
+
+--- Write this rank's files; returns its part of the manifest.
+local function write(folder, rank, pieces, file_bytes)
+  local handle = writer_of(folder, rank, pieces, file_bytes)
+  local ok, result = xpcall(function()
+    for _, p in ipairs(pieces) do put(handle.ptr, p) end
+    return part_of(handle.ptr)
   end, P.locate)
   handle:release()
-  if not ok then error(err, 0) end
-  return err
+  if not ok then error(result, 0) end
+  return result
 end
 
 local arguments = {
@@ -192,6 +205,7 @@ local arguments = {
   group = util.optional,          -- the ranks that save together; default: the world, if one was joined
   file_bytes = util.optional,     -- of a file, at most (a row may be larger); default: 16 GiB
   parent = util.optional.string,  -- digest of the checkpoint that this one is an increment of
+  async = false,                  -- return at once, with a handle: see checkpoint/async.lua
 }
 
 local function publish(folder, path, all, text, a)
@@ -203,45 +217,58 @@ local function publish(folder, path, all, text, a)
   return ffi.string(digest)
 end
 
+--- The first half of a save: what is to be written, and where. Collective.
+local function begin(func, path, given, a)
+  local s = { func = func, path = path, a = a, group = parts_of.group(func, a.group) }
+  local group = s.group
+  s.rank = group and group:rank() or 0
+  local trees, own, extra
+  together(group, func, function()
+    s.pieces, trees, own, extra = collect(parts_of.list(func, given), s.rank)
+    values.encode({ own, trees, extra, a.values }, func) -- an error now
+  end)
+  together(group, func, function()
+    local mine, all = chosen(group, func, s.pieces, own)
+    for name in util.ordered(own) do trees[name] = { ranks = util.map(all, function(of) return of[name] end) } end
+    s.pieces = mine
+    s.text = values.encode({ parts = trees, extra = extra, values = a.values, ranks = group and group:size() or 1 }, func)
+  end)
+  together(group, func, function()
+    if s.rank ~= 0 then return end
+    check(C.peri_checkpoint_folder_new(path, folder_out))
+    s.held = wrap_folder(folder_out[0])
+    s.folder = ffi.string(C.peri_checkpoint_folder_path(s.held.ptr))
+  end)
+  s.folder = group and group:all_gather_object(s.folder or false, func)[1] or s.folder
+  return s
+end
+
+--- Rank 0 joins the parts of all ranks: the digest.
+local function join(s, all)
+  local digest = publish(s.folder, s.path, all, s.text, s.a)
+  s.held:release() -- readers wait for it
+  return digest
+end
+
+--- The second half: it returns when the checkpoint is there.
+local function finish(s)
+  local group, func = s.group, s.func
+  local part = together(group, func, function() return write(s.folder, s.rank, s.pieces, s.a.file_bytes or 0) end)
+  local all = group and group:all_gather_object(part, func) or { part }
+  local digest = together(group, func, function() return s.rank == 0 and join(s, all) end)
+  return group and group:all_gather_object(digest, func)[1] or digest
+end
+
 --- See checkpoint.save.
 function M.save(path, given, options)
   local func = "checkpoint.save"
   signature.value(func, "path", path, "string")
   local a = util.named(func, options or {}, arguments)
   parts_of.check_path(func, path)
-  local group = parts_of.group(func, a.group)
-  local rank, held, folder, text, pieces = group and group:rank() or 0, nil, nil, nil, nil
-  local trees, own, extra
-  together(group, func, function()
-    local parts = parts_of.list(func, given)
-    pieces, trees, own, extra = collect(parts, rank)
-    values.encode({ own, trees, extra, a.values }, func) -- an error now
-  end)
-  together(group, func, function()
-    local mine, all = chosen(group, func, pieces, own)
-    for name in util.ordered(own) do trees[name] = { ranks = util.map(all, function(of) return of[name] end) } end
-    pieces = mine
-    text = values.encode({ parts = trees, extra = extra, values = a.values, ranks = group and group:size() or 1 }, func)
-  end)
-  together(group, func, function()
-    if rank ~= 0 then return end
-    check(C.peri_checkpoint_folder_new(path, folder_out))
-    held = wrap_folder(folder_out[0])
-    folder = ffi.string(C.peri_checkpoint_folder_path(held.ptr))
-  end)
-  local ok, result = xpcall(function()
-    folder = group and group:all_gather_object(folder or false, func)[1] or folder
-    local part = together(group, func, function() return write(folder, rank, pieces, a.file_bytes or 0) end)
-    local all = group and group:all_gather_object(part, func) or { part }
-    local digest = together(group, func, function()
-      if rank ~= 0 then return false end
-      local name = publish(folder, path, all, text, a)
-      held:release() -- readers wait for it
-      return name
-    end)
-    return group and group:all_gather_object(digest, func)[1] or digest
-  end, P.locate)
-  if held then held:release() end
+  async.settle(func)
+  local s = begin(func, path, given, a)
+  local ok, result = xpcall(a.async and async.start or finish, P.locate, s, { writer_of = writer_of, part_of = part_of, join = join })
+  if s.held and not (ok and a.async) then s.held:release() end
   if not ok then error(result, 0) end
   return result
 end

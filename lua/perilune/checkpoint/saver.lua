@@ -41,6 +41,7 @@ local arguments = {
   every = util.optional,           -- steps or a time between saves; default: PERI_CHECKPOINT_EVERY, else 10 minutes
   keep = util.optional.number,     -- the newest so many are kept; default: PERI_CHECKPOINT_KEEP, else 3
   keep_every = util.optional.number, -- and those of every so many steps, for ever
+  async = util.optional,           -- true: go on while a checkpoint is written (async.lua); default: PERI_CHECKPOINT_ASYNC is 1
   resume = util.optional.string,   -- "auto": the newest that is good; "no"; or a checkpoint's path; default: PERI_CHECKPOINT_RESUME,
                                    -- else auto
   group = util.optional,           -- the ranks that save together; default: the world, if one was joined
@@ -55,6 +56,9 @@ function Saver:init(args)
   self.seconds, self.steps = interval(func, a.every or of_launcher "_EVERY" or "10m")
   self.keep = util.integer(func, "keep", a.keep or tonumber(of_launcher "_KEEP" or 3), 1)
   self.keep_every = a.keep_every and util.integer(func, "keep_every", a.keep_every, 1) or false
+  if a.async ~= nil then signature.value(func, "async", a.async, "boolean") end
+  self.async = a.async or a.async == nil and of_launcher "_ASYNC" == "1"
+  self.saving = false -- the save that is under way: { handle =, step = of the one before it }
   self._resume = a.resume or of_launcher "_RESUME" or "auto"
   parts_of.list(func, self.parts) -- an error now, not at the first save
   self.group = parts_of.group(func, a.group) or false
@@ -148,12 +152,27 @@ local function sweep(self)
   end
 end
 
+--- The end of the save that is under way, if there is one: what it met is an error now. Collective.
+local function settle(self)
+  local saving = self.saving
+  if not saving then return end
+  self.saving = false
+  local ok, err = xpcall(saving.handle.wait, P.locate, saving.handle)
+  if not ok then
+    self.last_step = saving.before
+    error(err, 0)
+  end
+  on_first(self, "Saver:save", function() sweep(self) end)
+end
+
 --- Save now, after `step` steps, with `values` beside: plain numbers, texts and tables, or a function that returns them. Returns the path;
---- nil without a folder. Collective.
+--- nil without a folder. With async the save is under way then, and ends behind the steps that follow; what it meets is an error of the
+--- next save, or of close. Collective.
 function Saver:save(step, values)
   if not self.folder then return nil end
   util.integer("Saver:save", "step", step, 0)
   if self.closed then P.fail "Saver:save: it was closed" end
+  settle(self)
   local number, steps = on_first(self, "Saver:save", function()
     local newest = Saver.list(self.folder)[1]
     if newest and not self.resumed and self.number == 0 then
@@ -168,8 +187,11 @@ function Saver:save(step, values)
   end
   local path = ("%s/save-%06d-step-%d"):format(self.folder, number, step)
   if util.is_callable(values) then values = values() end
-  save(path, self.parts, { values = { saver = { number = number, step = step }, user = values }, group = self.group or nil })
+  local result = save(path, self.parts, { values = { saver = { number = number, step = step }, user = values },
+    group = self.group or nil, async = self.async or nil })
+  if self.async then self.saving = { handle = result, before = self.last_step } end
   self.number, self.last_step, self._saved_at = number, step, C.peri_time_ns()
+  if self.async then return path end
   on_first(self, "Saver:save", function() sweep(self) end)
   return path
 end
@@ -196,6 +218,7 @@ function Saver:step(step, values)
     self.stepped = true
     self:_tell("stepped", "")
   end
+  if P.state.saves then P.state.saves.progress() end
   if not self.folder or step == self.last_step or not (stop.stopped() or due(self, step)) then return nil end
   return self:save(step, values)
 end
@@ -203,6 +226,7 @@ end
 --- The end of the run: the last state is saved if it was not. Then another job may save into the folder. Collective.
 function Saver:close(step, values)
   local path = self.folder and step and step ~= self.last_step and self:save(step, values) or nil
+  settle(self)
   if self._held then self._held:release() end
   self._held, self.closed = nil, true
   return path

@@ -266,6 +266,7 @@ local function state_of(self, i, which)
   return ShardedTensor { size = size, dtype = dtype, shards_metadata = { metadata },
     device = self.device or nil, settle = self._moment and function() self._moment:check() end or nil,
     local_shards = { { metadata = metadata,
+      source = function() return batch:source(i, which) end,
       read = function(row, result) return batch:read(i, which, row, result) end,
       write = function(row, source) batch:write(i, which, row, source) end } } }
 end

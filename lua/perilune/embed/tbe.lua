@@ -267,6 +267,8 @@ function methods:read(t, name, row, result)
   return result
 end
 function methods:write(t, name, row, source) check(C.peri_tbe_write(ptr(self), t - 1, name, row, Tensor.ptr(source))) end
+--- What peri_moment_add_table takes: the table batch, the table and the state's name.
+function methods:source(t, name) return ptr(self), t - 1, name end
 --- Rows (i64) of table t (from 1) start again, weights and states; see peri_tbe_rows_reset.
 function methods:reset_rows(t, rows) check(C.peri_tbe_rows_reset(ptr(self), t - 1, Tensor.ptr(rows))) end
 --- Shape of the state `name` of table t (from 1): { rows, cols } or { rows }.

@@ -150,6 +150,7 @@ end
 function Optimizer:step()
   if self._retired then P.fail(("%s: %s"):format(self.class_name, self._retired)) end
   check(C.peri_optim_step(optim_ptr(self._ref)))
+  if P.state.saves then P.state.saves.progress() end
 end
 --- Drop all gradients.
 function Optimizer:zero_grad() check(C.peri_optim_zero_grad(optim_ptr(self._ref))) end

@@ -39,6 +39,7 @@ function M.list(ref, module_ptr, tables)
         return result
       end,
       write = function(name, row, source) check(C.peri_tbe_write(tbe(), number, state_name(name), row_number(row), Tensor.ptr(source))) end,
+      source = function(name) return tbe(), number, state_name(name) end, -- for peri_moment_add_table
       shape = function(name)
         local dims = ffi.new "int64_t[2]"
         local n = check(C.peri_tbe_state_shape(tbe(), number, state_name(name), dims))

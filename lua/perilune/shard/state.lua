@@ -81,6 +81,7 @@ local function state_of(module, t, name, geometry, dtype)
   if some and some.replica then return P.lasting(some.state, name) end
   return spread(module, t, geometry, dtype, function(piece, metadata)
     return { metadata = metadata, tensor = not piece.cached and P.lasting(piece.state, name) or nil,
+      source = piece.cached and function() return piece.source(name) end or nil,
       read = function(row, result) return piece.read(name, row, result) end,
       write = function(row, source) piece.write(name, row, source) end }
   end)

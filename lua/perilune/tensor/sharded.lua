@@ -26,7 +26,8 @@ local arguments = {
   shards_metadata = util.required.list,  -- of all ranks: { shard_offsets =, shard_sizes =, placement = "rank:R", columns = { offset,
                                          -- number, of } where a state has one number for a row of these columns }
   local_shards = util.required.list,     -- of this rank, in the order of shards_metadata: { metadata =, tensor = (a live view, or nil),
-                                         -- read = function(row, tensor), write = function(row, tensor) }
+                                         -- read = function(row, tensor), write = function(row, tensor), source = of tables in files:
+                                         -- function() -> table batch, table and state for peri_moment_add_table }
   group = util.any(false),               -- the ranks; false: this rank alone
   device = util.optional,                -- of what gather returns
   mark = util.optional,                  -- function() -> what moment_of says of copies; nil: nothing

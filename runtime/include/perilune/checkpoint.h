@@ -111,6 +111,11 @@ PERI_API peri_status peri_checkpoint_writer_add(peri_checkpoint_writer *writer, 
 PERI_API peri_status peri_checkpoint_writer_put(peri_checkpoint_writer *writer, const peri_tensor *elements);
 /** The same from host memory: @bytes, whole elements. */
 PERI_API peri_status peri_checkpoint_writer_put_bytes(peri_checkpoint_writer *writer, const void *data, int64_t bytes);
+/** How many bytes can be put now without waiting for the disk. After an error: 0. */
+PERI_API int64_t peri_checkpoint_writer_room(const peri_checkpoint_writer *writer);
+/** All pieces are put: PERI_OK when the files are on the disk, so that peri_checkpoint_writer_finish will not wait; PERI_PENDING as long as
+ *  they are written and synced. Does not block. */
+PERI_API peri_status peri_checkpoint_writer_test(peri_checkpoint_writer *writer);
 /** All pieces are written: sync the files to the disk and close them. */
 PERI_API peri_status peri_checkpoint_writer_finish(peri_checkpoint_writer *writer);
 /** This rank's part of the manifest, after peri_checkpoint_writer_finish. @out borrowed, valid as long as the writer. */

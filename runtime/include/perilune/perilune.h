@@ -20,6 +20,7 @@
 #include <perilune/codec.h>
 #include <perilune/exchange.h>
 #include <perilune/embed.h>
+#include <perilune/moment.h>
 #include <perilune/shard.h>
 #include <perilune/checkpoint.h>
 #include <perilune/io.h>

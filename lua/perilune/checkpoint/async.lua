@@ -1,0 +1,271 @@
+-- async.lua: saving while training goes on.
+--
+--   local save = model:save("model-1000", { async = true })   -- collective; the state of this moment
+--   ... steps ...                                             -- it is copied and written meanwhile
+--   save:done()                                               -- whether it has ended; local, does not wait
+--   save:wait()                                               -- its digest, or the error that it met, on all ranks alike; collective
+--
+-- Rows of tables are copied bit by bit, between what the program does: in the forward passes of a DistributedModelParallel, in the steps of
+-- optimizers, in done() and wait(). Rows that change before their turn are kept as they were (perilune/moment.h). Everything else is
+-- small, and copied at the call. Threads write the files (perilune/checkpoint.h). At the end the ranks tell rank 0 what they have written,
+-- and rank 0 tells them the outcome, through a group of ranks that nothing else uses, so it does not matter when each of them comes to it.
+local ffi = require "ffi"
+local errors = require "perilune.errors"
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local signature = require "perilune.signature"
+local Tensor = require "perilune.tensor"
+local C, check, state = P.C, P.check, P.state
+
+local M = {}
+
+local _, _, _, wrap_moment = P.handle("peri_moment", {}, nil, "a moment of tables")
+local moment_out, index_out = ffi.new "peri_moment *[1]", ffi.new "int64_t[1]"
+--- How copying goes on: bytes that are copied at once, without looking at the time; the share of the time that it may take while the
+--- program does something else, and the seconds that it may take at once.
+M.pace = { block = 2 ^ 18, share = 0.03, most = 0.02 }
+local OUTCOME = 2048       -- bytes of the outcome that rank 0 sends
+
+local function now() return tonumber(C.peri_time_ns()) * 1e-9 end
+
+local AsyncSave = util.class "AsyncSave"
+M.AsyncSave = AsyncSave
+
+--- s: what save.lua has begun; functions: its writer_of, part_of, join.
+function AsyncSave:init(s, functions)
+  self.path, self.digest = s.path, false
+  self._s, self._f = s, functions
+  self._group = false
+  self._phase, self._piece, self._row = "copy", 1, 0
+  self._failure = false          -- what this rank met, as a text
+  self._outcome = false          -- { ok, digest or message }, when all know it
+  self._told = false             -- somebody has been told the outcome
+  self._looked, self._credit = now(), 0
+end
+function AsyncSave:__tostring() return ("a save of '%s' that is under way (%s)"):format(self.path, self._phase) end
+
+-- -- the moment -----------------------------------------------------------------------------------------------------------------------
+
+--- A copy of a piece that does not change with the rows of a table, in the host's memory.
+local function copy_of(p)
+  local copy = Tensor.empty(p.size, p.dtype, "cpu")
+  local tensor = p.tensor or p.shard.tensor
+  if tensor then copy:copy(tensor:detach()) else p.shard.read(0, copy) end
+  return copy
+end
+
+--- Take the state of this moment. Collective only in that all ranks do it between the same steps.
+function AsyncSave:_take()
+  local s = self._s
+  check(C.peri_moment_new(moment_out))
+  self._moment = wrap_moment(moment_out[0])
+  for _, p in ipairs(s.pieces) do
+    local tensor, source = p.tensor or p.shard.tensor, p.shard and p.shard.source
+    index_out[0] = -1
+    if tensor then
+      check(C.peri_moment_add(self._moment.ptr, Tensor.ptr(tensor), index_out))
+    elseif source then
+      local tbe, number, name = source()
+      check(C.peri_moment_add_table(self._moment.ptr, tbe, number, name, C.peri_dtype_parse(p.dtype), index_out))
+    end
+    p.part = tonumber(index_out[0])
+    if p.part < 0 then p.copy = P.lasting(copy_of, p) end
+    p.tensor, p.shard = nil, nil
+  end
+  self._writer = self._f.writer_of(s.folder, s.rank, s.pieces, s.a.file_bytes or 0)
+end
+
+-- -- copying --------------------------------------------------------------------------------------------------------------------------
+
+--- Copy the next block; false: there is no room for it without waiting, or nothing is left (then the phase is another one).
+local function copy_block(self, waits)
+  local p = self._s.pieces[self._piece]
+  if not p then
+    self._phase = "sync"
+    return false
+  end
+  local rows = #p.size == 0 and 1 or p.size[1]
+  local row_bytes = rows > 0 and p.bytes / rows or 0
+  local n = math.min(rows - self._row, math.max(1, math.floor(M.pace.block / math.max(row_bytes, 1))))
+  if not waits and tonumber(C.peri_checkpoint_writer_room(self._writer.ptr)) < n * row_bytes then
+    -- A row that is larger than all buffers waits for them.
+    if n > 1 or row_bytes <= M.pace.block then return false end
+  end
+  if p.part < 0 then
+    local whole = #p.size == 0 or p.bytes <= M.pace.block
+    if whole then n = rows end
+    local block = whole and p.copy or p.copy:slice(1, self._row, self._row + n)
+    if p.bytes > 0 then check(C.peri_checkpoint_writer_put(self._writer.ptr, Tensor.ptr(block))) end
+  else
+    local size = util.copy(p.size)
+    size[1] = n
+    local block = Tensor.empty(size, p.dtype, "cpu")
+    check(C.peri_moment_read(self._moment.ptr, p.part, self._row, Tensor.ptr(block)))
+    check(C.peri_checkpoint_writer_put(self._writer.ptr, Tensor.ptr(block)))
+    check(C.peri_moment_pass(self._moment.ptr, p.part, self._row + n))
+    block:release()
+  end
+  self._row = self._row + n
+  if self._row >= rows then
+    if p.copy then p.copy:release() end
+    p.copy, self._piece, self._row = nil, self._piece + 1, 0
+  end
+  return true
+end
+
+--- Whether the files are on the disk; then self._part is this rank's part of the manifest.
+local function synced(self, waits)
+  if not waits and check(C.peri_checkpoint_writer_test(self._writer.ptr)) == C.PERI_PENDING then return false end
+  self._part = self._f.part_of(self._writer.ptr)
+  return true
+end
+
+--- Memory and files that are not needed any more. Of a save that failed the files go.
+local function give_up(self)
+  for _, name in ipairs { "_moment", "_writer" } do
+    if self[name] then self[name]:release() end
+    self[name] = nil
+  end
+  self._s.pieces = {}
+end
+
+-- -- the end --------------------------------------------------------------------------------------------------------------------------
+
+--- Tell rank 0 what this rank has, and wait for the outcome: a coroutine that yields while it would wait.
+local function agree(self)
+  local group, s = self._group, self._s
+  local function arrive(work)
+    while not work:test() do coroutine.yield() end
+    return work:wait()
+  end
+  local mine = (self._failure and "-" or "+") .. (self._failure or self._part)
+  local texts = { mine }
+  if group then
+    local lengths = arrive(group:all_gather(Tensor.tensor({ #mine }, "i64", "cpu"))):to_list()
+    local send, receive, n = {}, {}, group:size()
+    for r = 1, n do send[r], receive[r] = r == 1 and #mine or 0, s.rank == 0 and lengths[r] or 0 end
+    local bytes, total = arrive(group:all_to_all_v(Tensor.from_memory(mine, { #mine }, "u8", "cpu"), send, receive)):read()
+    local all, at = ffi.string(bytes, total), 1
+    for r = 1, s.rank == 0 and n or 0 do
+      texts[r] = all:sub(at, at + lengths[r] - 1)
+      at = at + lengths[r]
+    end
+  end
+  local outcome
+  if s.rank == 0 then
+    for r, text in ipairs(texts) do
+      if not outcome and text:sub(1, 1) == "-" then outcome = (group and ("-rank %d: "):format(r - 1) or "-") .. text:sub(2) end
+    end
+    if not outcome then
+      local ok, result = xpcall(self._f.join, P.locate, s, util.map(texts, function(text) return text:sub(2) end))
+      outcome = ok and "+" .. result or "-" .. errors.describe(result)
+    end
+    s.held:release() -- what was not published is removed
+    outcome = outcome:sub(1, OUTCOME)
+  end
+  if group then
+    local text = outcome or ""
+    local message = Tensor.from_memory(text .. ("\0"):rep(OUTCOME - #text), { OUTCOME }, "u8", "cpu")
+    arrive(group:broadcast(message, 0))
+    local bytes, total = message:read()
+    outcome = ffi.string(bytes, total):match "^[^%z]*"
+  end
+  self._outcome = outcome
+end
+
+--- Do what can be done; waits: until the end, else as long as there is time left.
+local function advance(self, waits, credit)
+  if self._outcome then return end
+  if self._phase == "copy" or self._phase == "sync" then
+    local ok, err = xpcall(function()
+      local from = now()
+      while self._phase == "copy" and copy_block(self, waits) do
+        if not waits and now() - from >= credit then break end
+      end
+      if self._phase == "sync" and synced(self, waits) then self._phase = "agree" end
+    end, P.locate)
+    if not ok then self._phase, self._failure = "agree", (errors.describe(err)) end
+    if self._phase == "agree" then give_up(self) end
+  end
+  if self._phase ~= "agree" then return end
+  self._agreeing = self._agreeing or coroutine.create(agree)
+  local round = 0
+  repeat
+    local ok, err = P.lasting(coroutine.resume, self._agreeing, self) -- no scope of a step ends what is under way
+    if not ok then self._outcome = "-" .. errors.describe(err) end
+    if not self._outcome and waits then P.pause(round) end
+    round = round + 1
+  until self._outcome or not waits
+  if self._outcome then
+    if self._s.held then self._s.held:release() end
+    if self._outcome:sub(1, 1) == "+" then self.digest = self._outcome:sub(2) end
+  end
+end
+
+--- Copy for a share of the time since the last call.
+local function progress(self)
+  local at = now()
+  self._credit = math.min(M.pace.most, self._credit + M.pace.share * (at - self._looked))
+  if self._credit > 0 then
+    advance(self, false, self._credit)
+    self._credit = self._credit - (now() - at)
+  end
+  self._looked = now()
+end
+
+--- Whether the save has ended, well or not. Does not wait.
+function AsyncSave:done()
+  progress(self)
+  return self._outcome ~= false
+end
+
+--- What went wrong, as a text; nil: nothing, or it has not ended.
+function AsyncSave:error() return self._outcome and self._outcome:match "^%-(.*)" or nil end
+
+--- Wait until the checkpoint is on the disk: its digest. A failure is an error. Collective: all ranks call it.
+function AsyncSave:wait()
+  advance(self, true)
+  self._told = true
+  if self:error() then P.fail(("%s: '%s' was not saved: %s"):format(self._s.func, self.path, self:error())) end
+  return self.digest
+end
+
+-- -- one after the other -------------------------------------------------------------------------------------------------------------
+
+--- Wait for the save that is under way, if there is one: two never run beside each other. A failure that nobody was told is an error now.
+--- Collective.
+function M.settle()
+  local last = state.saves and state.saves.last
+  if last and not last._told then last:wait() end
+end
+
+--- Called where a program comes by often.
+local function come_by()
+  local last = state.saves.last
+  if not last._outcome then progress(last) end
+end
+
+--- The group through which the saves of a group agree.
+local function group_for(group)
+  local ranks = {}
+  for r = 1, group:size() do ranks[r] = r - 1 end
+  group._saves = group._saves or group:new_group(ranks, group.name .. "-saves")
+  return group._saves
+end
+
+--- See save.lua. Returns the handle. Collective.
+function M.start(s, functions)
+  local save = AsyncSave(s, functions)
+  if s.group then save._group = group_for(s.group) end
+  local ok, err = xpcall(save._take, P.locate, save)
+  if not ok then
+    give_up(save)
+    save._phase, save._failure = "agree", (errors.describe(err))
+  end
+  state.saves = { last = save, progress = come_by, finish = M.settle }
+  return save
+end
+
+signature.check("AsyncSave:", AsyncSave, { done = "self: object", wait = "self: object", error = "self: object" })
+
+return M
