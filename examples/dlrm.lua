@@ -34,7 +34,7 @@ local function build(options, data)
     peri.set_float32_matmul_precision(options.precision)
   end
   local model = peri.DistributedModelParallel { module = module, plan = options.plan, device = options.device }
-  return model, peri.nn.optim.Adagrad { params = model:dense_parameters(), lr = options.dense_learning_rate, eps = options.eps }
+  return model, peri.nn.optim.Adagrad { params = model:named_parameters(), lr = options.dense_learning_rate, eps = options.eps }
 end
 
 local function copy(to, from, names)

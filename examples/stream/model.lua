@@ -42,7 +42,7 @@ end
 local function build(options, key, name, input, tables_of_ids)
   local model = Net(tables_of_ids, options.dim)
   if peri.world_size() > 1 then model = peri.DistributedModelParallel { module = model, plan = options.plan } end
-  local params = model.dense_parameters and model:dense_parameters() or model:named_parameters()
+  local params = model:named_parameters()
   return { key = key, name = name, input = input, model = model, auc = nn.metrics.AUCMetric {},
     optimizer = nn.optim.Adagrad { params = params, lr = options.dense_learning_rate, eps = 1e-5 } }
 end

@@ -14,16 +14,16 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/** The folders above @path. */
-static void make_folders(const char *path)
+void peri__make_folders(const char *path, bool itself)
 {
     char part[PATH_MAX];
     snprintf(part, sizeof part, "%s", path);
-    for (char *c = part + 1; *c; c++) {
-        if (*c != '/') continue;
+    for (char *c = part + 1;; c++) {
+        const char at = *c;
+        if (at && at != '/') continue;
         *c = 0;
-        mkdir(part, 0777); /* one that is there already is fine; another failure shows when the file is made */
-        *c = '/';
+        if (at || itself) mkdir(part, 0777);
+        if (!(*c = at)) return;
     }
 }
 
@@ -120,7 +120,7 @@ peri_status peri_file_write(const char *path, const void *data, int64_t size, bo
     PERI_NEED(path);
     if (size < 0) return peri__fail(PERI_EINVAL, "peri_file_write: %lld bytes, allowed: 0 or more", (long long)size);
     if (!*path) return peri__fail(PERI_EINVAL, "peri_file_write: the name of the file is empty");
-    if (folders) make_folders(path);
+    if (folders) peri__make_folders(path, false);
     const char *refused = follow(path, target);
     if (refused) return peri__fail(PERI_EIO, "peri_file_write: %s: %s", path, refused);
     bool known = stat(path, &there) == 0, ok;

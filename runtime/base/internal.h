@@ -70,6 +70,8 @@ void *peri__realloc(void *p, size_t size);
 void peri__free(void *p);
 /** A copy of a text, or NULL. */
 char *peri__strdup(const char *text);
+/** Make the folders above @path that are missing; @itself: and @path. Failures show when something is made in them. */
+void peri__make_folders(const char *path, bool itself);
 /** Count device storage in peri_mem_live and, if positive, in peri_mem_debt. */
 void peri__mem_count(int64_t bytes);
 /** Count live objects (+1, -1). */

@@ -99,20 +99,6 @@ static void sweep(const char *parent)
     if (d) closedir(d);
 }
 
-/** All folders of @path that are missing. */
-static void make_folders(const char *path)
-{
-    char part[PATH_MAX];
-    snprintf(part, sizeof part, "%s", path);
-    for (char *c = part + 1;; c++) {
-        if (*c && *c != '/') continue;
-        const char at = *c;
-        *c = 0;
-        mkdir(part, 0777); /* one that is there is fine; another failure shows below */
-        if (!(*c = at)) return;
-    }
-}
-
 peri_status peri_checkpoint_folder_new(const char *path, peri_checkpoint_folder **out)
 {
     char parent[PATH_MAX], fresh[PATH_MAX];
@@ -122,7 +108,7 @@ peri_status peri_checkpoint_folder_new(const char *path, peri_checkpoint_folder 
     if (!*name || strcmp(name, ".") == 0 || strcmp(name, "..") == 0 || strlen(path) > PATH_MAX - 64 || strlen(name) > 200)
         return peri__fail(PERI_EINVAL, "checkpoint: '%.200s' is no name for a checkpoint: it ends with a name of 1 to 200 bytes", path);
     parent_of(path, parent);
-    make_folders(parent);
+    peri__make_folders(parent, true);
     sweep(parent);
     PERI_TRY(peri__saving_name(path, fresh));
     if (mkdir(fresh, 0777) != 0) {
@@ -186,7 +172,7 @@ peri_status peri_checkpoint_lock_new(const char *folder, peri_checkpoint_lock **
     PERI_NEED(folder);
     PERI_NEED(out);
     PERI_TRY(peri__path_join(folder, ".lock", path));
-    make_folders(folder);
+    peri__make_folders(folder, true);
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
     int why = errno;
     if (fd < 0) return peri__fail(PERI_EIO, "checkpoint: folder '%.300s' cannot be saved into: '.lock': %s", folder, strerror(why));

@@ -116,6 +116,10 @@ describe("a Saver", function()
     assert.is_nil(peri.checkpoint.Saver { parts = p }:step(1)) -- no folder: nothing is saved
     assert.error_matches(function() peri.checkpoint.save(folder .. "/x", { model = 5 }) end, "part 'model' is 5, wanted an object")
     assert.error_matches(function() peri.checkpoint.save(folder .. "/x", {}) end, "parts is empty")
+    local Odd = nn.Module:extend "Odd"
+    function Odd:get_extra_state() return { f = print } end
+    function Odd:set_extra_state() end
+    assert.error_matches(function() peri.checkpoint.Saver { parts = { odd = Odd() } } end, "part 'odd': get_extra_state.*is a function")
   end)
 end)
 

@@ -24,6 +24,7 @@ local signature = require "perilune.signature"
 local stop = require "perilune.stop"
 local parts_of = require "perilune.checkpoint.parts"
 local names = require "perilune.checkpoint.names"
+local encode = require("perilune.checkpoint.values").encode
 local interval = require "perilune.checkpoint.interval"
 local save = require("perilune.checkpoint.save").save
 local attempt = require("perilune.checkpoint.load").attempt
@@ -60,7 +61,9 @@ function Saver:init(args)
   self.async = a.async or a.async == nil and of_launcher "_ASYNC" == "1"
   self.saving = false -- the save that is under way: { handle =, step = of the one before it }
   self._resume = a.resume or of_launcher "_RESUME" or "auto"
-  parts_of.list(func, self.parts) -- an error now, not at the first save
+  for _, part in ipairs(parts_of.list(func, self.parts)) do -- an error now, not at the first save
+    if part.module then encode(parts_of.extra_of(part.object), ("%s: part '%s': get_extra_state"):format(func, part.name)) end
+  end
   self.group = parts_of.group(func, a.group) or false
   self.rank = self.group and self.group:rank() or 0
   self.number, self.last_step, self.from = 0, false, false -- of the last save; the path of what the run went on from

@@ -148,6 +148,16 @@ local function check_options(name, a)
 end
 
 --- A class of schedulers: options, and rate(self, t, base_lr) -> learning rate of step t (from 0) and, if it cycles, momentum.
+--- An error unless the optimizer has the momentum that a schedule is to change.
+local function check_momentum(name, optimizer)
+  for _, group in ipairs(optimizer.param_groups or {}) do
+    if util.index_of(groups.numbers_of(group)).momentum and group.momentum == 0 then
+      P.fail(("%s: cycle_momentum, which is on unless it is said otherwise, changes the momentum, and the optimizer was made without one; "
+        .. "allowed: an optimizer with momentum = 0.9, or cycle_momentum = false"):format(name))
+    end
+  end
+end
+
 local function define(name, options, rate, prepare)
   local spec = { optimizer = util.required }
   for option, default in util.ordered(options) do spec[option] = default end
@@ -160,6 +170,7 @@ local function define(name, options, rate, prepare)
     self._groups = a.optimizer.param_groups or false -- each has its own rate
     self._base_lrs = self._groups and util.map(self._groups, function(group) return group.lr end)
     if prepare then prepare(self, a) end
+    if a.cycle_momentum then check_momentum(name, a.optimizer) end
     self:seek(0)
   end
   function class:rate(t, base) return rate(self.options, t, base or self.base_lr, self) end
