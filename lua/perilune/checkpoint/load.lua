@@ -5,6 +5,7 @@ local util = require "perilune.util"
 local signature = require "perilune.signature"
 local all_or_none = require("perilune.nn.ranks").all_or_none
 local parts_of = require "perilune.checkpoint.parts"
+local resize = require "perilune.checkpoint.resize"
 local Checkpoint = require "perilune.checkpoint.reader"
 
 local M = {}
@@ -170,15 +171,17 @@ local arguments = {
 
 --- Load from an open checkpoint.
 local function load_from(c, func, given, a, group, met)
-  local parts, dicts, partial, saved
+  local parts, dicts, partial, saved, said
   together(group, func, met, function()
     local list
     parts, saved = parts_of.list(func, given), c:values()
     list, partial = choose(func, c, a)
     dicts = dicts_of(c, saved, list, a)
     partial = partial or a.only ~= nil or a.except ~= nil
+    said = resize.fit(parts, dicts)
     refusal(func, parts, dicts, partial, take_own(parts, dicts, group))
   end)
+  for _, text in ipairs((not group or group:rank() == 0) and said or {}) do io.stderr:write("perilune: ", text, "\n") end
   for _, part in ipairs(parts) do
     local d = dicts[part.name]
     local ok, err = true, nil

@@ -1,0 +1,148 @@
+-- Tables of raw ids load into tables of other sizes: the ids that the policy would evict last are in it, with their weights, states and
+-- counters; growing loses nothing; what did not fit is counted. The expectations are made of the checkpoint's tensors, id by id.
+local peri = require "perilune"
+local sim = require "perilune.dist.sim"
+local shell = require "spec.support.shell"
+local nn, plan, embed = peri.nn, peri.plan, peri.embed
+
+local folder, clean = shell.temporary()
+teardown(clean)
+
+local Net = nn.Module:extend "Net"
+function Net:init(o)
+  local tables = { peri.EmbeddingBagConfig { name = "raw", num_embeddings = o.rows, embedding_dim = 4, feature_names = { "f" } } }
+  self.mc = peri.ManagedCollisionEmbeddingBagCollection {
+    embedding_bag_collection = peri.EmbeddingBagCollection { seed = 6, fused_params = { optimizer = "adagrad", learning_rate = 0.1,
+      exact = true }, tables = tables },
+    managed_collision_collection = peri.ManagedCollisionCollection { embedding_configs = tables,
+      managed_collision_modules = { raw = o.module(o.rows, o.buckets) } } }
+end
+function Net:forward(kjt) return (self.mc(kjt):values():mean()) end
+
+local kinds = {
+  LFU = function(rows, buckets) return peri.MCHManagedCollisionModule { zch_size = rows, buckets = buckets, eviction_interval = 1,
+    device = "cpu", eviction_policy = embed.LFU_EvictionPolicy() } end,
+  LRU = function(rows, buckets) return peri.MCHManagedCollisionModule { zch_size = rows, buckets = buckets, eviction_interval = 1,
+    device = "cpu", eviction_policy = embed.LRU_EvictionPolicy() } end,
+  mine = function(rows, buckets) return peri.MCHManagedCollisionModule { zch_size = rows, buckets = buckets, eviction_interval = 1,
+    device = "cpu", eviction_policy = embed.MCHEvictionPolicy { score = function(count, last) return last - count end } } end,
+  hash = function(rows, buckets) return peri.HashZchManagedCollisionModule { zch_size = rows, total_num_buckets = buckets,
+    device = "cpu" } end,
+  hash_ttl = function(rows, buckets) return peri.HashZchManagedCollisionModule { zch_size = rows, total_num_buckets = buckets,
+    device = "cpu", eviction_policy_name = "SINGLE_TTL_EVICTION", eviction_config = { features = { "f" }, single_ttl = 100 } } end,
+}
+local score = { LFU = function(count) return count end, LRU = function(_, last) return last end,
+  mine = function(count, last) return last - count end, hash = function(_, _, _, row) return -row end,
+  hash_ttl = function(_, _, time) return time end }
+
+local function build(world, o)
+  local model = Net(o)
+  if world then
+    model = peri.DistributedModelParallel { module = model, group = world, plan = { mc = { raw = plan.row_wise() } } }
+  end
+  return model
+end
+
+local function train(model, from, last)
+  for i = from, last do
+    peri.scope(function()
+      model(peri.KeyedJaggedTensor { keys = { "f" }, values = { i * 37 % 41, i * i % 29, i % 7, i * 13 % 97 }, lengths = { 2, 2 } })
+        :backward()
+    end)
+  end
+end
+
+--- id -> { row =, count =, last =, weight =, state = } of a checkpoint.
+local function ids_of(path)
+  local c, found = peri.checkpoint.open(path), {}
+  local base = "model/mc._managed_collision_collection._managed_collision_modules.raw."
+  local weight = c:read "model/mc._embedding_module.embedding_bags.raw.weight":to_list()
+  local state = c:read "model.tables/state/mc._embedding_module.embedding_bags.raw.weight/raw.momentum1":to_list()
+  local function list(name) return c:has(base .. name) and c:read(base .. name):reshape(-1):to_list() or {} end
+  local sorted, rows = list "_mch_sorted_raw_ids", list "_mch_remapped_ids_mapping"
+  local counts, last, identities = list "_mch_counts", list "_mch_last_access_iter", list "_hash_zch_identities"
+  local times = list "_hash_zch_metadata"
+  for k = 1, math.max(#sorted, #identities) do
+    local id, row = sorted[k] or identities[k], rows[k] or k - 1
+    if type(id) == "number" and id ~= -1 then
+      found[id] = { count = counts[k], last = last[k], time = times[k], row = row,
+        weight = table.concat(weight, " ", row * 4 + 1, row * 4 + 4),
+        state = table.concat(state, " ", row * 4 + 1, row * 4 + 4) }
+    end
+  end
+  c:close()
+  return found
+end
+
+local function keys(t) return table.concat(peri.util.map(peri.util.keys(t), tostring), " ") end
+
+--- The ids of `all` that fit into a table of such size.
+local function best(kind, all, rows, buckets)
+  local spread = embed.mc_map.spreads[kinds[kind](rows, buckets).spread]
+  local segments, by_bucket, kept = embed.mc_map.segments(rows, buckets), {}, {}
+  for id in peri.util.ordered(all) do
+    local b = tonumber(peri.ffi.C.peri_collision_bucket(id, spread, buckets, 0)) + 1
+    by_bucket[b] = by_bucket[b] or {}
+    table.insert(by_bucket[b], id)
+  end
+  for b, list in peri.util.ordered(by_bucket) do
+    table.sort(list, function(x, y)
+      local u, v = score[kind](all[x].count, all[x].last, all[x].time, all[x].row),
+        score[kind](all[y].count, all[y].last, all[y].time, all[y].row)
+      if u ~= v then return u > v end
+      return x < y
+    end)
+    local shared = kind:find "hash" and 0 or 1 -- the bucket's last row
+    for k = 1, math.min(#list, segments[b + 1] - segments[b] - shared) do kept[list[k]] = all[list[k]] end
+  end
+  return kept
+end
+
+describe("a table of raw ids of another size", function()
+  for kind, module in peri.util.ordered(kinds) do
+    it("takes the ids that would be evicted last, with all that is theirs: " .. kind, function()
+      local path = folder .. "/" .. kind
+      local model = build(nil, { rows = 36, buckets = 6, module = module })
+      train(model, 1, 12)
+      peri.checkpoint.save(path, { model = model })
+      local all = ids_of(path)
+      for _, size in ipairs { { 12, 2 }, { 60, 6 }, { 92, 4 }, { 36, 3 } } do
+        local rows, buckets = size[1], size[2]
+        local want = best(kind, all, rows, buckets)
+        for ranks = 0, 2, 2 do
+          local again = path .. "_" .. rows .. "_" .. ranks
+          local function go(_, world)
+            local other = build(world, { rows = rows, buckets = buckets, module = module })
+            train(other, 5, 6)
+            peri.checkpoint.load(path, { model = other }, { group = world })
+            peri.checkpoint.save(again, { model = other }, { group = world })
+            train(other, 13, 15)
+          end
+          if ranks == 0 then go() else sim.run(ranks, go) end
+          local got = ids_of(again)
+          assert.equal(keys(want), keys(got))
+          for id, x in peri.util.ordered(got) do
+            x.row = all[id].row
+            assert.same(all[id], x)
+          end
+        end
+      end
+    end)
+  end
+
+  it("says how many ids did not fit", function()
+    local out = shell.run(("%s run -n 1 %s"):format(shell.perilune, shell.write(folder .. "/says.lua", ([[
+local peri = require "perilune"
+local tables = { peri.EmbeddingBagConfig { name = "raw", num_embeddings = 4, embedding_dim = 4, feature_names = { "f" } } }
+local Net = peri.nn.Module:extend "Net"
+function Net:init()
+  self.mc = peri.ManagedCollisionEmbeddingBagCollection { embedding_bag_collection = peri.EmbeddingBagCollection { tables = tables,
+    fused_params = { optimizer = "adagrad", learning_rate = 0.1 } }, managed_collision_collection = peri.ManagedCollisionCollection {
+    embedding_configs = tables, managed_collision_modules = { raw = peri.MCHManagedCollisionModule { zch_size = 4, buckets = 1,
+      device = "cpu", eviction_interval = 1, eviction_policy = peri.embed.LFU_EvictionPolicy() } } } }
+end
+peri.checkpoint.load("%s", { model = Net() })
+]]):format(folder .. "/LFU"))))
+    assert.truthy(out:find "^perilune: table 'raw' had 36 rows and has 4: 3 of %d+ ids are in it, %d+ did not fit and are left out", out)
+  end)
+end)
