@@ -3,7 +3,7 @@
 --
 -- Which ids fit: those that the table's own eviction policy would evict last. MCH: in each new bucket the ids with the best scores, of
 -- equal ones the smaller id. Hash: ids get rows as new ones do (the first free one from their home row on, at most max_probe away), in the
--- order of their times, the longest first (tables without times: in the order of their rows). Ids that do not fit are left out, and counted.
+-- order of their times, the longest first (tables without times: in the order of their rows). Ids that do not fit are left out and counted.
 -- Rows without an id begin as ever when an id gets them. The row that ids without a row share is that of the bucket at the same place.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
