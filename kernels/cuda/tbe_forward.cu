@@ -68,7 +68,7 @@ template <int32_t DTYPE> struct row_half {
 template <int32_t CODES_> struct row_codes {
     enum {
         FORMAT = CODES_, BITS = CODES_ == PERI_ROWS_INT4 ? 4 : CODES_ == PERI_ROWS_INT2 ? 2 : 8, MULTIPLE = 32 / BITS, ALIGN = 4,
-        WORDS = BITS / 2, VEC = 16, ROWS = 4,
+        WORDS = BITS / 2, VEC = 16, ROWS = BITS == 4 ? 8 : 4, /* a row of int4 is few bytes: more of them */
         BLOCKS = BITS == 2 ? 4 : 3, WAVES = 2, /* bound by instructions, of which a block that begins has some */
         HEAD = CODES_ == PERI_ROWS_INT8 || CODES_ == PERI_ROWS_FP8 ? 0 : 4, CODES = CODES_ != PERI_ROWS_FP8,
         PAIR = BITS == 8 && HEAD == 0 ? 1 : 0, LEAVES = 0

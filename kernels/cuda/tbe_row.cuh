@@ -92,28 +92,43 @@ template <class T> static __device__ __forceinline__ void peri_store_once(T *p, 
 #endif
 }
 
+/** x in 16 bits, rounded as the tables are. @bits: random ones, of tables that round stochastically. */
+static __device__ __forceinline__ uint32_t peri_tbe_narrow(float x, bool f16, bool stochastic, uint32_t bits)
+{
+    if (!stochastic) return f16 ? k_f32_to_f16(x) : k_f32_to_bf16(x);
+    return f16 ? tbe_round_f16(x, bits) : tbe_round_bf16(x, bits);
+}
+
+/** Four weights of 16 bits at @p, the first @left of them. */
+static __device__ __forceinline__ void peri_tbe_put4(uint16_t *p, int64_t left, bool fast, const uint32_t (&y)[4])
+{
+    if (fast && left >= 4) return peri_store_once((uint2 *)p, make_uint2(y[0] | y[1] << 16, y[2] | y[3] << 16));
+    PERI_UNROLL
+    for (int c = 0; c < 4; c++)
+        if (c < left) p[c] = (uint16_t)y[c];
+}
+
+/** x as f32 weights from element @at. */
+static __device__ __forceinline__ void peri_tbe_put4(float *p, int64_t left, bool fast, const float (&x)[4])
+{
+    if (fast && left >= 4) return peri_store_once((float4 *)p, make_float4(x[0], x[1], x[2], x[3]));
+    peri_store4(p, left, fast, x);
+}
+
 /** x as weights from element @at, of column @column of the whole table; rounded as the tables are. @key: of the row. */
 static __device__ __forceinline__ void peri_tbe_store4(const peri_k_tbe_rows *rows, const peri_k_tbe_optimizer *o, uint64_t key, int64_t at,
                                                        int64_t column, int64_t left, bool fast, const float (&x)[4])
 {
-    if (rows->weight_dtype == PERI_F32 && fast && left >= 4)
-        return peri_store_once((float4 *)((float *)rows->weight + at), make_float4(x[0], x[1], x[2], x[3]));
-    if (rows->weight_dtype == PERI_F32) return peri_store4((float *)rows->weight + at, left, fast, x);
+    if (rows->weight_dtype == PERI_F32) return peri_tbe_put4((float *)rows->weight + at, left, fast, x);
     if (left <= 0) return;
     const bool f16 = rows->weight_dtype == PERI_F16;
-    uint16_t *p = (uint16_t *)rows->weight + at, y[4];
+    uint32_t y[4];
     PERI_UNROLL
     for (int c = 0; c < 4; c++) {
-        if (!o->stochastic) y[c] = f16 ? k_f32_to_f16(x[c]) : k_f32_to_bf16(x[c]);
-        else if (f16) y[c] = tbe_round_f16(x[c], tbe_random_bits(key, column + c, TBE_BITS_F16));
-        else y[c] = tbe_round_bf16(x[c], tbe_random_bits(key, column + c, TBE_BITS_BF16));
+        const uint32_t bits = o->stochastic ? tbe_random_bits(key, column + c, f16 ? TBE_BITS_F16 : TBE_BITS_BF16) : 0;
+        y[c] = peri_tbe_narrow(x[c], f16, o->stochastic, bits);
     }
-    if (fast && left >= 4) {
-        return peri_store_once((uint2 *)p, make_uint2(y[0] | (unsigned)y[1] << 16, y[2] | (unsigned)y[3] << 16));
-    }
-    PERI_UNROLL
-    for (int c = 0; c < 4; c++)
-        if (c < left) p[c] = y[c];
+    peri_tbe_put4((uint16_t *)rows->weight + at, left, fast, y);
 }
 
 /** What a row's update comes to, once a row. */
@@ -125,16 +140,21 @@ struct peri_tbe_numbers {
 /** Where a row lies. */
 struct peri_tbe_place {
     int64_t linear, at; /* elements from the group's first weight */
+    uint64_t key;       /* of its random bits; of tables that round stochastically */
     int32_t table, cols;
 };
-static __device__ __forceinline__ peri_tbe_place peri_tbe_place_in(const peri_k_tbe_rows *rows, int64_t table, int64_t linear)
+static __device__ __forceinline__ peri_tbe_place peri_tbe_place_in(const peri_k_tbe_rows *rows, const peri_k_tbe_optimizer *o,
+                                                                   int64_t table, int64_t linear)
 {
     const peri_k_tbe_table *t = &rows->tables[table];
-    return peri_tbe_place{linear, t->offset + (linear - t->first_row) * t->stride, (int32_t)table, (int32_t)t->cols};
+    const int64_t row = linear - t->first_row;
+    const uint64_t key = o->stochastic ? tbe_row_key(o, t, tbe_table_row(rows, t, row)) : 0;
+    return peri_tbe_place{linear, t->offset + row * t->stride, key, (int32_t)table, (int32_t)t->cols};
 }
-static __device__ __forceinline__ peri_tbe_place peri_tbe_place_of(const peri_k_tbe_rows *rows, int64_t linear)
+static __device__ __forceinline__ peri_tbe_place peri_tbe_place_of(const peri_k_tbe_rows *rows, const peri_k_tbe_optimizer *o,
+                                                                   int64_t linear)
 {
-    return peri_tbe_place_in(rows, peri_tbe_table_of(rows->tables, rows->n_tables, linear), linear);
+    return peri_tbe_place_in(rows, o, peri_tbe_table_of(rows->tables, rows->n_tables, linear), linear);
 }
 
 template <class S> struct peri_tbe_row {
@@ -142,17 +162,19 @@ template <class S> struct peri_tbe_row {
     const peri_k_tbe_optimizer *o;
     const peri_k_tbe_table *t;
     int64_t linear, at;
+    uint64_t key;
     int cols;
     float *room; /* of the group; WIDE */
     int lane;
     unsigned mask;
     bool fast; /* rows lie at multiples of four elements */
     float g[S::K][4], w[S::K][4];
+    float m1[S::K][4], m2[S::K][4]; /* the moments, where a kernel of adam's own has asked for them */
 
     __device__ __forceinline__ peri_tbe_row(const peri_k_tbe_rows *rows_, const peri_k_tbe_optimizer *o_, const peri_tbe_place &place,
                                             float *room_, int lane_, unsigned mask_)
-        : rows(rows_), o(o_), t(&rows_->tables[place.table]), linear(place.linear), at(place.at), cols(place.cols), room(room_),
-          lane(lane_), mask(mask_)
+        : rows(rows_), o(o_), t(&rows_->tables[place.table]), linear(place.linear), at(place.at), key(place.key), cols(place.cols),
+          room(room_), lane(lane_), mask(mask_)
     {
         fast = at % 4 == 0 && (((uintptr_t)rows->weight | (uintptr_t)rows->momentum1 | (uintptr_t)rows->momentum2) & 15) == 0;
     }
@@ -267,29 +289,75 @@ template <class S> struct peri_tbe_row {
         }
     }
 
-    /** adam and its kin: the moments, and f(weight, gradient, u). */
+    /** adam and its kin: the moments of a column with gradient @y, and u. @one: the second one is the row's. */
+    __device__ __forceinline__ float moment(const peri_tbe_numbers &n, bool one, float y, float &first, float &second) const
+    {
+        first = fmaf(o->rest1, y, o->beta1 * first);
+        if (!one) second = fmaf(o->rest2 * y, y, o->beta2 * second);
+        return first * n.c1 / (sqrtf(second * n.c2) + o->eps);
+    }
+
+    /** The moments of the strip, and f(weight, gradient, u). */
     template <class F> __device__ __forceinline__ void with_moments(int strip, const peri_tbe_numbers &n, bool one, F f)
     {
         PERI_UNROLL
         for (int k = 0; k < S::K; k++) {
             const int d = column(strip, k);
-            float m1[4], m2[4] = {n.m2, n.m2, n.m2, n.m2};
-            peri_load4(rows->momentum1 + at + d, cols - d, fast, m1);
-            if (!one) peri_load4(rows->momentum2 + at + d, cols - d, fast, m2);
+            float first[4], second[4] = {n.m2, n.m2, n.m2, n.m2};
+            peri_load4(rows->momentum1 + at + d, cols - d, fast, first);
+            if (!one) peri_load4(rows->momentum2 + at + d, cols - d, fast, second);
+            PERI_UNROLL
+            for (int c = 0; c < 4; c++) f(w[k][c], g[k][c], moment(n, one, g[k][c], first[c], second[c]));
+            peri_store4(rows->momentum1 + at + d, cols - d, fast, first);
+            if (!one) peri_store4(rows->momentum2 + at + d, cols - d, fast, second);
+        }
+    }
+
+    /** The step of a kernel of adam's own, whose moments are in registers. */
+    __device__ __forceinline__ void adam(int strip, const peri_tbe_numbers &n)
+    {
+        PERI_UNROLL
+        for (int k = 0; k < S::K; k++) {
+            const int d = column(strip, k);
+            PERI_UNROLL
+            for (int c = 0; c < 4; c++)
+                w[k][c] = w[k][c] - o->lr * fmaf(o->weight_decay, w[k][c], moment(n, false, g[k][c], m1[k][c], m2[k][c]));
+            peri_tbe_put4(rows->momentum1 + at + d, cols - d, fast, m1[k]);
+            peri_tbe_put4(rows->momentum2 + at + d, cols - d, fast, m2[k]);
+        }
+    }
+
+    /** Vectors k and k + 1 of a row's weights are 16 columns apart, and share the words of their random bits if the shard begins at a
+     *  multiple of 32 columns of the whole table (PAIRED). */
+    template <bool PAIRED> __device__ __forceinline__ void store_rounded(int strip)
+    {
+        const bool f16 = rows->weight_dtype == PERI_F16;
+        const int n = f16 ? TBE_BITS_F16 : TBE_BITS_BF16;
+        PERI_UNROLL
+        for (int k = 0; k < S::K; k += 2) {
+            const int d = column(strip, k);
+            const int64_t whole = t->col_offset + d;
+            const uint32_t first = tbe_random_lane(whole);
+            uint32_t y[2][4];
             PERI_UNROLL
             for (int c = 0; c < 4; c++) {
-                m1[c] = fmaf(o->rest1, g[k][c], o->beta1 * m1[c]);
-                if (!one) m2[c] = fmaf(o->rest2 * g[k][c], g[k][c], o->beta2 * m2[c]);
-                f(w[k][c], g[k][c], m1[c] * n.c1 / (sqrtf(m2[c] * n.c2) + o->eps));
+                const uint32_t word = PAIRED ? tbe_random_word(key, first + c) : 0;
+                y[0][c] = peri_tbe_narrow(w[k][c], f16, true, PAIRED ? tbe_low_bits(word, n) : tbe_random_bits(key, whole + c, n));
+                y[1][c] = peri_tbe_narrow(w[k + 1][c], f16, true,
+                                          PAIRED ? tbe_high_bits(word, n) : tbe_random_bits(key, whole + 16 + c, n));
             }
-            peri_store4(rows->momentum1 + at + d, cols - d, fast, m1);
-            if (!one) peri_store4(rows->momentum2 + at + d, cols - d, fast, m2);
+            peri_tbe_put4((uint16_t *)rows->weight + at + d, cols - d, fast, y[0]);
+            peri_tbe_put4((uint16_t *)rows->weight + at + d + 16, cols - d - 16, fast, y[1]);
         }
     }
 
     __device__ __forceinline__ void store_weights(int strip)
     {
-        const uint64_t key = o->stochastic ? tbe_row_key(o, t, tbe_table_row(rows, t, linear - t->first_row)) : 0;
+        if (rows->weight_dtype != PERI_F32 && o->stochastic) {
+            if (t->col_offset % 32 == 0) store_rounded<true>(strip);
+            else store_rounded<false>(strip);
+            return;
+        }
         PERI_UNROLL
         for (int k = 0; k < S::K; k++) {
             const int d = column(strip, k);
@@ -316,7 +384,7 @@ template <class S> struct peri_tbe_row {
             if (o->decay == PERI_DECAY_DECOUPLE) n.keep = 1 - o->lr * o->weight_decay;
             __syncwarp(mask); /* all have read */
             if (lane == 0 && cols > 0) rows->momentum1[linear] = m;
-        } else if (KIND < 0) {
+        } else if (KIND < 0 || KIND == PERI_TBE_ADAM) {
             more_numbers(kind, squares, weights, gradients, &n);
         }
         return n;
@@ -347,7 +415,7 @@ template <class S> struct peri_tbe_row {
             if (counted) n->c2 = (float)(1 / (1 - tbe_power(o->exact_beta2, (uint64_t)step)));
             if (one) n->m2 = fmaf(o->rest2, gradients / (float)cols, o->beta2 * rows->momentum2[linear]);
             __syncwarp(mask);
-            if (lane == 0 && counted) rows->row_counter[linear] = step;
+            if (lane == 0 && counted && cols > 0) rows->row_counter[linear] = step;
             if (lane == 0 && one) rows->momentum2[linear] = n->m2;
         }
     }
@@ -358,6 +426,7 @@ template <class S> struct peri_tbe_row {
         const float wd = o->weight_decay, lr = o->lr, rate = n.rate, keep = n.keep;
         const bool l2 = o->decay == PERI_DECAY_L2;
         if (kind == PERI_TBE_SGD) each_column([=](float &x, float y) { x = fmaf(-lr, l2 ? fmaf(wd, x, y) : y, keep * x); });
+        else if (KIND == PERI_TBE_ADAM) adam(strip, n);
         else if (kind == PERI_TBE_ROWWISE_ADAGRAD || KIND >= 0) each_column([=](float &x, float y) { x = fmaf(-rate, y, keep * x); });
         else more_steps(kind, strip, n);
     }
@@ -449,6 +518,10 @@ template <class S> struct peri_tbe_row {
         const float state = kind == PERI_TBE_ROWWISE_ADAGRAD && cols > 0 ? rows->momentum1[linear] : 0;
         strips([&](int strip) {
             if (!NEAR) ask_weights(strip);
+            if (KIND == PERI_TBE_ADAM) {
+                load<true>(rows->momentum1 + at, strip, fast, m1);
+                load<true>(rows->momentum2 + at, strip, fast, m2);
+            }
             source(strip);
             if (NEAR) ask_weights(strip);
             open_weights();
@@ -491,7 +564,7 @@ __global__ void __launch_bounds__(PERI_BLOCK, KIND < 0 ? 1 : 2) peri_tbe_rows_ke
     for (int64_t i = group; i < n; i += groups) {
         int64_t table, linear;
         if (!job.find(i, &table, &linear)) continue;
-        const peri_tbe_place place = peri_tbe_place_in(&job.rows, table, linear);
+        const peri_tbe_place place = peri_tbe_place_in(&job.rows, &job.optimizer, table, linear);
         peri_tbe_row<S> row(&job.rows, &job.optimizer, place, S::WIDE ? rooms + group * room : NULL, lane, mask);
         job.template run<KIND>(row, i);
     }

@@ -23,6 +23,9 @@ enum {
 #endif
 };
 
+/** Whether a kernel asks so. Adam's rows have three parts, of 3 KiB for 128 columns: it has all of them on their way to registers. */
+__host__ __device__ constexpr bool asks(int kind) { return ASKS && kind >= 0 && kind != PERI_TBE_ADAM; }
+
 /** What lies in the operation's scratch. */
 struct runs {
     uint32_t *number; /* of each item: runs that begin at or before it; where runs are numbered */
@@ -321,7 +324,7 @@ template <bool IN_ORDER> struct update_runs {
     template <int KIND, class S> __device__ __forceinline__ void run(peri_tbe_row<S> &row, uint32_t start, uint32_t end) const
     {
         if (KIND < 0 && u.a.optimizer.kind == PERI_TBE_NONE) return give(row, start, end);
-        row.template update<KIND, (KIND >= 0 && ASKS)>([&](int strip) { sum(row, start, end, strip); });
+        row.template update<KIND, asks(KIND)>([&](int strip) { sum(row, start, end, strip); });
     }
 
     /** The gradient alone is asked for. */
@@ -374,9 +377,9 @@ template <int KIND> __device__ __forceinline__ int find_runs(const update_args &
     const unsigned heads = __ballot_sync(all, head), edges = __ballot_sync(all, lane < WINDOW + 2 && (begins || !valid));
     __syncwarp(); /* the runs of the window before have been read */
     if (head) {
-        const peri_tbe_place place = peri_tbe_place_of(&u.a.rows, (int64_t)row);
+        const peri_tbe_place place = peri_tbe_place_of(&u.a.rows, &u.a.optimizer, (int64_t)row);
         const unsigned past = edges & ~((2u << lane) - 1);
-        if (KIND >= 0 && ASKS) ask_for_row(u, place);
+        if (asks(KIND)) ask_for_row(u, place);
         runs[__popc(heads & ((1u << lane) - 1))] =
             found_run{place, e, past ? window - 2 + __ffs((int)past) : (uint32_t)u.end_of(window + WINDOW, n)};
     }
@@ -460,14 +463,16 @@ cudaError_t update(const update_args &u, float *rooms, const peri_cuda_call *c)
     return peri_cuda_launch(update_windows<S, KIND, IN_ORDER, BLOCKS>, grid, PERI_BLOCK, 0, c, u, rooms, peri_tbe_room(u.a.rows.max_cols));
 }
 
-/** The two optimizers that most steps spend their time with: two vectors a lane, so that four blocks fit a multiprocessor. */
+/** The optimizers that most steps spend their time with: two vectors a lane, so that four blocks fit a multiprocessor (three of Adam, which
+ *  keeps the moments in registers, too). */
 template <int KIND> cudaError_t update_fast(const update_args &u, float *rooms, const peri_cuda_call *c)
 {
+    enum { BLOCKS = KIND == PERI_TBE_ADAM ? 3 : 4 };
     const int64_t cols = u.a.rows.max_cols;
-    if (cols <= 32) return update<peri_tbe_shape<4, 2>, KIND, true, 4>(u, rooms, c);
-    if (cols <= 64) return update<peri_tbe_shape<8, 2>, KIND, true, 4>(u, rooms, c);
-    if (cols <= 128) return update<peri_tbe_shape<16, 2>, KIND, true, 4>(u, rooms, c);
-    if (cols <= 256) return update<peri_tbe_shape<32, 2>, KIND, true, 4>(u, rooms, c);
+    if (cols <= 32) return update<peri_tbe_shape<4, 2>, KIND, true, BLOCKS>(u, rooms, c);
+    if (cols <= 64) return update<peri_tbe_shape<8, 2>, KIND, true, BLOCKS>(u, rooms, c);
+    if (cols <= 128) return update<peri_tbe_shape<16, 2>, KIND, true, BLOCKS>(u, rooms, c);
+    if (cols <= 256) return update<peri_tbe_shape<32, 2>, KIND, true, BLOCKS>(u, rooms, c);
     return update<peri_tbe_shape<32, 4>, KIND, true, 2>(u, rooms, c);
 }
 
@@ -498,5 +503,6 @@ PERI_CUDA_OP(tbe_update)
     const bool narrow = a->rows.max_cols <= peri_tbe_shape<32, 4>::STRIP;
     if (narrow && a->optimizer.kind == PERI_TBE_SGD) return update_fast<PERI_TBE_SGD>(u, rooms, c);
     if (narrow && a->optimizer.kind == PERI_TBE_ROWWISE_ADAGRAD) return update_fast<PERI_TBE_ROWWISE_ADAGRAD>(u, rooms, c);
+    if (narrow && a->optimizer.kind == PERI_TBE_ADAM) return update_fast<PERI_TBE_ADAM>(u, rooms, c);
     return update_any<true>(u, rooms, c);
 }

@@ -50,14 +50,26 @@ K_INLINE int64_t tbe_table_row(const peri_k_tbe_rows *rows, const peri_k_tbe_tab
 
 enum { TBE_BITS_F16 = 13, TBE_BITS_BF16 = 16 };
 
+/** The word x of a lane: its lowest bits are those of one column, its highest those of the column 16 behind. */
+K_INLINE uint32_t tbe_random_word(uint64_t key, uint32_t lane)
+{
+    uint32_t x = (uint32_t)key + lane * 0x9e3779b9u;
+    x = (x ^ x >> 16) * 0x7feb352du;
+    x = (x ^ x >> 15 ^ (uint32_t)(key >> 32)) * 0x846ca68bu;
+    return x ^ x >> 16;
+}
+
+/** The lane of column @c of the whole table. */
+K_INLINE uint32_t tbe_random_lane(int64_t c) { return (uint32_t)((uint64_t)c >> 5) * 16 + ((uint32_t)c & 15); }
+
+K_INLINE uint32_t tbe_low_bits(uint32_t word, int32_t n) { return word & (((uint32_t)1 << n) - 1); }
+K_INLINE uint32_t tbe_high_bits(uint32_t word, int32_t n) { return word >> (32 - n); }
+
 /** @n random bits of column @c of the whole table. */
 K_INLINE uint32_t tbe_random_bits(uint64_t key, int64_t c, int32_t n)
 {
-    uint32_t x = (uint32_t)key + (uint32_t)(c / 32 * 16 + c % 16) * 0x9e3779b9u;
-    x = (x ^ x >> 16) * 0x7feb352du;
-    x = (x ^ x >> 15 ^ (uint32_t)(key >> 32)) * 0x846ca68bu;
-    x ^= x >> 16;
-    return c / 16 % 2 == 0 ? x & (((uint32_t)1 << n) - 1) : x >> (32 - n);
+    const uint32_t word = tbe_random_word(key, tbe_random_lane(c));
+    return c / 16 % 2 == 0 ? tbe_low_bits(word, n) : tbe_high_bits(word, n);
 }
 
 K_INLINE uint16_t tbe_round_bf16(float x, uint32_t bits)

@@ -6,8 +6,9 @@
  * it is complete and k-1 was posted: the same order on every rank, whatever the order in which its gradients became ready. The
  * buckets travel on a group of their own, because other exchanges of the pass may be posted before or after a bucket on different ranks.
  *
- * Afterwards the gradients are views of their buckets, so that one launch divides all of a bucket. Where somebody still has such a gradient
- * when the next pass begins to fill the bucket, the bucket gets other memory.
+ * Nodes that make a parameter's gradient write it straight to its place in the bucket (peri__grad_new), where nothing is there yet; others are
+ * copied there. Afterwards the gradients are views of their buckets, so that one launch divides all of a bucket. Where somebody still has
+ * such a gradient when the next pass begins to fill the bucket, the bucket gets other memory.
  *
  * The tape ends each pass that reaches a parameter, or a node that the reducer watches, by waiting for the averages: nobody has to call
  * anything after it. A gradient that was already there (an average, if a pass before made it) is averaged along: means of means of the same
@@ -28,6 +29,7 @@ typedef struct entry {
     peri_tensor *leaf, *view; /* retained; view: its place in the bucket, with its shape */
     int64_t bucket;
     bool ready;               /* its gradient is in the bucket */
+    bool lent;                /* a node of the pass writes its gradient to `view`, and has not handed it on yet */
 } entry;
 
 typedef struct bucket {
@@ -73,6 +75,7 @@ static peri_status make_room(peri_reducer *r, bucket *b)
         PERI_TRY(peri__tensor_view(flat, e->leaf->ndim, e->leaf->shape, NULL, at, &view));
         peri_tensor_release(e->view);
         e->view = view;
+        if (e->leaf->ready_ctx == e) e->leaf->grad_place = view;
         at += peri__numel(e->leaf);
     }
     return PERI_OK;
@@ -84,7 +87,7 @@ static bool held(const peri_reducer *r, const bucket *b)
     bool others = atomic_load(&b->flat->storage->refs) > 1 + b->count;
     for (int64_t i = 0; i < b->count; i++) {
         const entry *e = &r->entries[b->first + i];
-        others = others || atomic_load(&e->view->refs) > 1 + (e->leaf->grad == e->view);
+        others = others || atomic_load(&e->view->refs) > 1 + (e->lent || e->leaf->grad == e->view);
     }
     return others;
 }
@@ -98,6 +101,26 @@ static peri_status collect(entry *e)
     else if (e->leaf->grad != e->view) PERI_TRY(peri_tensor_copy(e->view, e->leaf->grad));
     if (!e->ready) b->missing--;
     e->ready = true;
+    e->lent = false;
+    return PERI_OK;
+}
+
+/** A node is about to make a parameter's gradient: it may write it to its place, unless the gradient is in the bucket already, or what lies
+ *  there is still somebody's. */
+static peri_status offer(void *ctx, peri_tensor *leaf, bool *free)
+{
+    entry *e = ctx;
+    peri_reducer *r = e->reducer;
+    bucket *b = &r->bucket[e->bucket];
+    *free = false;
+    if (r->off || r->failed != PERI_OK || r->finishing || e->ready || e->lent || leaf->grad || e->bucket < r->posted) return PERI_OK;
+    if (held(r, b)) {
+        if (b->missing < b->count) return PERI_OK; /* only an empty bucket gets other memory */
+        for (int64_t i = 0; i < b->count; i++)
+            if (r->entries[b->first + i].lent) return PERI_OK;
+        PERI_TRY(make_room(r, b));
+    }
+    *free = e->lent = true;
     return PERI_OK;
 }
 
@@ -250,6 +273,8 @@ peri_status peri_reducer_new(peri_group *group, peri_tensor *const *params, int6
         }
         for (int64_t i = 0; i < n; i++) {
             r->entries[i].leaf->ready = on_ready;
+            r->entries[i].leaf->offer = offer;
+            r->entries[i].leaf->grad_place = r->entries[i].view;
             r->entries[i].leaf->ready_ctx = &r->entries[i];
             r->entries[i].leaf->ending = &r->ending;
         }
@@ -339,7 +364,12 @@ void peri_reducer_detach(peri_reducer *r)
     r->off = true;
     for (int64_t i = 0; r->entries && i < r->n; i++) {
         entry *e = &r->entries[i];
-        if (e->leaf->ready_ctx == e) e->leaf->ready = NULL, e->leaf->ready_ctx = NULL, e->leaf->ending = NULL;
+        if (e->leaf->ready_ctx != e) continue;
+        e->leaf->ready = NULL;
+        e->leaf->offer = NULL;
+        e->leaf->grad_place = NULL;
+        e->leaf->ready_ctx = NULL;
+        e->leaf->ending = NULL;
     }
 }
 

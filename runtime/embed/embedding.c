@@ -20,6 +20,7 @@ typedef struct call {
     peri_tensor *out, *places;
     peri_tbe *tbe; /* over the matrix */
     peri_tbe_blocks *blocks;
+    peri__bags asked; /* about the offsets that were given, until they are judged */
     int64_t n, bags, rows, cols;
 } call;
 
@@ -27,6 +28,7 @@ static void call_free(call *c)
 {
     peri_tensor *own[] = {c->ids, c->pruned, c->offsets, c->weights, c->scale, c->out, c->places};
     for (size_t i = 0; i < sizeof own / sizeof *own; i++) peri_tensor_release(own[i]);
+    peri__bags_fini(&c->asked);
     peri_tbe_blocks_release(c->blocks);
     peri_tbe_release(c->tbe);
 }
@@ -123,7 +125,16 @@ static peri_status make_offsets(const peri_embedding_bag_args *a, call *c)
         return peri__fail(PERI_EINVAL, "%s: offsets are i32, but there are %lld ids", F, (long long)c->n);
     if (a->include_last_offset) PERI_TRY(peri__contiguous_of(a->offsets, &c->offsets));
     else PERI_TRY(complete_offsets(a->offsets, c->bags, c->n, &c->offsets));
-    return peri__check_offsets(F, "offsets", "bag", c->offsets, c->n); /* each id lies in one bag: none is left out */
+    return peri__offsets_post(F, "offsets", c->offsets, c->n, &c->asked);
+}
+
+/** Each id lies in one bag: none is left out. Asked with the lookup, whose check of the ids waits for the device anyway. An error of the
+ *  offsets is told before @status, which may be its consequence. */
+static peri_status judge_offsets(call *c, peri_status status)
+{
+    if (!c->asked.report) return status;
+    peri_status offsets = peri__offsets_judge(F, "offsets", "bag", &c->asked);
+    return offsets < 0 ? offsets : status;
 }
 
 static peri_k_bags bags_of(const call *c)
@@ -260,7 +271,7 @@ static peri_status batch_of(const call *c, peri_tensor *ids, peri_tbe_batch **ou
 /** @batch: its ids are the pruned ones. */
 static peri_status look_up(const peri_embedding_bag_args *a, call *c, peri_tbe_batch *batch)
 {
-    if (a->max_norm > 0 || a->mode == PERI_BAG_MAX) PERI_TRY(peri__memory_check(F, batch));
+    if (a->max_norm > 0 || a->mode == PERI_BAG_MAX) PERI_TRY(judge_offsets(c, peri__memory_check(F, batch)));
     if (a->max_norm > 0) PERI_TRY(renorm(a, c));
     if (a->mode == PERI_BAG_MAX) return largest(a, c);
     if (a->mode == PERI_BAG_NONE && c->ids != c->pruned) { /* the padding row is a row as others; it only learns nothing */
@@ -285,6 +296,7 @@ peri_status peri_embedding_bag(const peri_embedding_bag_args *a, peri_tensor **o
     peri_tbe_batch *batch = NULL;
     if (status >= 0) status = batch_of(&c, c.pruned, &batch);
     if (status >= 0) status = look_up(a, &c, batch);
+    status = judge_offsets(&c, status);
     peri_tbe_batch_release(batch);
     if (status >= 0) {
         *out = c.out;

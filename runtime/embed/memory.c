@@ -2,17 +2,22 @@
  *
  * memory.c: the store of tables in memory.
  */
+#include "../tensor/jagged_internal.h"
 #include "internal.h"
 
 /* -- lookups and updates --------------------------------------------------------------------------------------------------------------- */
 
-/** Within a call: what the report of a batch says. Waits. */
+/** Within a call: what the report of a batch says. Waits for the report alone. */
 static peri_status judge(const char *function, const peri_tbe_batch *b)
 {
-    peri_k_tbe_report found;
-    PERI_TRY(peri__copy(b->tbe->device, &found, peri__data(b->report), sizeof found, PERI_COPY_D2H));
-    PERI_TRY(peri_stream_synchronize(peri_stream_current(b->tbe->device)));
-    return peri__tbe_status(b->tbe, function, &found);
+    peri__report *found;
+    peri_k_tbe_report report;
+    PERI_TRY(peri__report_take(b->tbe->device, PERI__REPORT_WORDS, &found));
+    peri_status status = peri__report_post(found, peri__data(b->report), PERI__REPORT_WORDS);
+    if (status >= 0) status = peri__report_wait(found);
+    memcpy(&report, found->words, sizeof report);
+    peri__report_return(found);
+    return status < 0 ? status : peri__tbe_status(b->tbe, function, &report);
 }
 
 static peri_status memory_forward(const char *function, peri_tbe_batch *b, peri_tensor *out)

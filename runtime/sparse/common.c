@@ -126,30 +126,52 @@ static void bag_text(const void *owner, int64_t bag, char *text, size_t len)
     else snprintf(text, len, "%s, bag %lld", n->what, (long long)bag);
 }
 
-peri_status peri__bags_of(const char *function, const char *what, peri__bags *b, peri_tensor *lengths, peri_tensor *offsets, int64_t rows,
-                          int64_t columns)
+static peri_status bags_post(const char *function, peri__bags *b, peri_tensor *lengths, peri_tensor *offsets, int64_t rows)
 {
-    bag_names names = {what, columns};
     peri_tensor limit = lengths ? *lengths : *offsets; /* a stand-in with as many rows as there are values */
     limit.shape[0] = rows;
     PERI_TRY(peri__bags_init(function, b, lengths, offsets, &limit));
-    peri_status status;
-    PERI_TRY_GOTO(peri__bags_post(b, NULL, 0, 0), out); /* makes the offsets on its way */
-    PERI_TRY_GOTO(peri__report_wait(b->report), out);
-    status = peri__bags_judge(b, function, bag_text, &names);
-out:
+    peri_status status = peri__bags_post(b, NULL, 0, 0); /* makes the offsets on its way */
     if (status < 0) peri__bags_fini(b);
     return status;
 }
 
-peri_status peri__check_offsets(const char *function, const char *what, const char *part, peri_tensor *offsets, int64_t rows)
+static peri_status bags_settle(const char *function, peri__bags *b, const bag_names *names)
+{
+    peri_status status = peri__report_wait(b->report);
+    if (status >= 0) status = peri__bags_judge(b, function, bag_text, names);
+    if (status < 0) peri__bags_fini(b);
+    return status;
+}
+
+peri_status peri__bags_of(const char *function, const char *what, peri__bags *b, peri_tensor *lengths, peri_tensor *offsets, int64_t rows,
+                          int64_t columns)
+{
+    PERI_TRY(bags_post(function, b, lengths, offsets, rows));
+    return bags_settle(function, b, &(bag_names){what, columns});
+}
+
+peri_status peri__offsets_post(const char *function, const char *what, peri_tensor *offsets, int64_t rows, peri__bags *b)
 {
     char name[128];
-    peri__bags bags = {0};
     snprintf(name, sizeof name, "%s: %s", function, what);
-    PERI_TRY(peri__bags_of(name, part, &bags, NULL, offsets, rows, -1));
-    peri__bags_fini(&bags);
+    return bags_post(name, b, NULL, offsets, rows);
+}
+
+peri_status peri__offsets_judge(const char *function, const char *what, const char *part, peri__bags *b)
+{
+    char name[128];
+    snprintf(name, sizeof name, "%s: %s", function, what);
+    PERI_TRY(bags_settle(name, b, &(bag_names){part, -1}));
+    peri__bags_fini(b);
     return PERI_OK;
+}
+
+peri_status peri__check_offsets(const char *function, const char *what, const char *part, peri_tensor *offsets, int64_t rows)
+{
+    peri__bags bags = {0};
+    PERI_TRY(peri__offsets_post(function, what, offsets, rows, &bags));
+    return peri__offsets_judge(function, what, part, &bags);
 }
 
 /* -- ids of several tables ------------------------------------------------------------------------------------------------------- */

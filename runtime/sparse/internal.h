@@ -26,7 +26,11 @@ peri_status peri__extent(const peri_tensor *t, int64_t *least, int64_t *most);
 peri_status peri__bags_of(const char *function, const char *what, peri__bags *b, peri_tensor *lengths, peri_tensor *offsets, int64_t rows,
                           int64_t columns);
 
-/** Contiguous @offsets, called @what, are complete and cut @rows things into parts, each called @part in errors. Waits. */
+/** Begin to check that contiguous @offsets, called @what, are complete and cut @rows things into parts; later, judge what was found about
+ *  them, which waits for the device and gives @b up. Each part is called @part in errors. */
+peri_status peri__offsets_post(const char *function, const char *what, peri_tensor *offsets, int64_t rows, peri__bags *b);
+peri_status peri__offsets_judge(const char *function, const char *what, const char *part, peri__bags *b);
+/** Both at once. */
 peri_status peri__check_offsets(const char *function, const char *what, const char *part, peri_tensor *offsets, int64_t rows);
 
 /** A peri__bag_text_fn whose owner is the name of the lengths or offsets. */

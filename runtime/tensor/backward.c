@@ -231,10 +231,24 @@ static peri_status sort_nodes(peri_backward *pass)
 
 /* -- running ---------------------------------------------------------------------------------------------------------------------- */
 
-/** *sum (owned, may be NULL) += @grad (taken). The sum of a leaf becomes memory of its own: optimizers change it in place. */
-static peri_status accumulate(peri_tensor **sum, peri_tensor *grad, bool leaf)
+peri_status peri__grad_new(const peri__node *node, int32_t i, int32_t dtype, int32_t ndim, const int64_t *shape, peri_tensor **out)
 {
-    if (!*sum && (!leaf || peri__exclusive(grad))) {
+    peri_tensor *leaf = node->in[i].leaf;
+    bool free = false;
+    if (leaf && leaf->offer && !leaf->grad && leaf->dtype == dtype && leaf->ndim == ndim &&
+        !memcmp(leaf->shape, shape, sizeof *shape * (size_t)ndim))
+        PERI_TRY(leaf->offer(leaf->ready_ctx, leaf, &free));
+    if (!free) return peri_tensor_new(peri__device(leaf ? leaf : node->grad_out[0]), dtype, ndim, shape, out);
+    peri_tensor_retain(leaf->grad_place);
+    *out = leaf->grad_place;
+    return PERI_OK;
+}
+
+/** *sum (owned, may be NULL) += @grad (taken). The sum of @leaf (NULL: of a node) becomes memory of its own, or its place in a bucket:
+ *  optimizers change it in place. */
+static peri_status accumulate(peri_tensor **sum, peri_tensor *grad, const peri_tensor *leaf)
+{
+    if (!*sum && (!leaf || grad == leaf->grad_place || peri__exclusive(grad))) {
         *sum = grad;
         return PERI_OK;
     }
@@ -272,7 +286,7 @@ static peri_status add_in_turn(peri_backward *pass, total *to)
         peri_tensor *g = s->grad;
         s->grad = NULL;
         to->turn = s->next;
-        if (g) PERI_TRY(accumulate(to->to, g, to->leaf != NULL));
+        if (g) PERI_TRY(accumulate(to->to, g, to->leaf));
         if (to->turn < 0 && to->leaf && to->leaf->ready) to->leaf->ready(to->leaf->ready_ctx, to->leaf);
     }
     return PERI_OK;
@@ -406,8 +420,8 @@ static peri_status seed(const peri_backward *pass, peri_tensor *root, peri_tenso
     peri_tensor *start = grad;
     if (grad) peri_tensor_retain(grad);
     else PERI_TRY(peri_tensor_full(peri__device(root), root->dtype, root->ndim, root->shape, 1, &start));
-    if (root->node) return accumulate(&root->node->grad_out[root->output], start, false);
-    PERI_TRY(accumulate(&root->grad, start, true));
+    if (root->node) return accumulate(&root->node->grad_out[root->output], start, NULL);
+    PERI_TRY(accumulate(&root->grad, start, root));
     if (root->ready && !reached(pass, root)) root->ready(root->ready_ctx, root);
     return PERI_OK;
 }

@@ -77,8 +77,8 @@ peri_status peri__report_test(peri__report *r)
 
 peri_status peri__report_wait(peri__report *r)
 {
-    if (!r->posted || !r->event) return PERI_OK;
-    return peri__event_wait(r->device, r->event);
+    const peri_status status = peri__report_test(r);
+    return status == PERI_PENDING ? peri__event_wait(r->device, r->event) : status;
 }
 
 void peri__report_return(peri__report *r)

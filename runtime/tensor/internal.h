@@ -127,6 +127,9 @@ struct peri_tensor {
     int64_t place;     /* leaves, during a backward pass: its gradient among those that are summed */
     /* Leaves: called when a backward pass has finished this tensor's gradient (data-parallel reduction). */
     void (*ready)(void *ctx, peri_tensor *leaf);
+    /* With `ready`: whether a node of this pass may write the leaf's gradient straight to `grad_place`, which then is the gradient. */
+    peri_status (*offer)(void *ctx, peri_tensor *leaf, bool *free);
+    peri_tensor *grad_place; /* with `ready`: where the gradient lies when the pass is over; borrowed */
     void *ready_ctx;
     peri__ending *ending; /* with `ready`: what ends a pass that reaches this leaf; borrowed from who set it */
 };
@@ -277,6 +280,9 @@ peri_status peri__check_version(const peri__node *node, const peri_tensor *t, ui
 bool peri__same_shape(const peri_tensor *a, const peri_tensor *b);
 /** True if input @i of @node wants a gradient. */
 static inline bool peri__needs(const peri__node *node, int32_t i) { return node->in[i].node || node->in[i].leaf; }
+/** Memory for the gradient of input @i of @node. Of a parameter whose gradients a reducer averages it is the gradient's place in the
+ *  bucket, if nothing is there yet and dtype and shape are the parameter's: then nobody has to copy it there. */
+peri_status peri__grad_new(const peri__node *node, int32_t i, int32_t dtype, int32_t ndim, const int64_t *shape, peri_tensor **out);
 /** peri__record if the operation must be recorded; else *node = NULL. */
 peri_status peri__attach(const peri__node_vtab *vtab, peri_tensor *const *in, int32_t n_in, peri_tensor *const *out, int32_t n_out,
                          peri__node **node);
@@ -331,6 +337,12 @@ peri_status peri__unary(peri_tensor *t, int32_t op, double a, double b, peri_ten
 peri_status peri__binary(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, peri_tensor **out);
 /** @scale times the sum over the dimensions whose bit is set in @mask; they stay, with size 1. */
 peri_status peri__reduce(peri_tensor *t, uint32_t mask, double scale, peri_tensor **out);
+/** Memory for partial sums of @dtype, one row for each of @rows blocks, of which peri__grad_sums makes the gradient of input @i of @node:
+ *  a vector, such as a bias, in the parameter's shape and dtype @own. The partial sums of one block are the gradient already. */
+peri_status peri__grad_partial(const peri__node *node, int32_t i, int32_t dtype, int64_t rows, int32_t own, int32_t ndim,
+                               const int64_t *shape, peri_tensor **out);
+peri_status peri__grad_sums(const peri__node *node, int32_t i, peri_tensor *partial, int32_t own, int32_t ndim, const int64_t *shape,
+                            peri_tensor **out);
 /** The sum of @t over what broadcasting @shape to t's shape repeats: the gradient of the broadcast. */
 peri_status peri__sum_to(peri_tensor *t, int32_t ndim, const int64_t *shape, peri_tensor **out);
 /** @t repeated to @shape: a view. */

@@ -96,26 +96,31 @@ static peri_status hand_on(const layers *s, peri_tensor **grad_in, int32_t kind,
     return status;
 }
 
+/** The gradient of a matrix of layer @l: the product of @a, transposed, and @b. */
+static peri_status matrix_back(const peri__node *node, const layers *s, int32_t kind, int32_t l, peri_tensor *a, peri_tensor *b,
+                               peri_tensor **grad_in)
+{
+    const int32_t i = place_of(s, kind, l);
+    const peri_tensor *to = s->given[i];
+    if (!peri__needs(node, i)) return PERI_OK;
+    PERI_TRY(peri__grad_new(node, i, to->dtype, to->ndim, to->shape, &grad_in[i]));
+    return peri__product(grad_in[i], a, true, b, false, false);
+}
+
 /** The products of layer @l backwards: gradients of its matrices, and *dx += what comes through them. */
 static peri_status products_back(peri__node *node, layers *s, int32_t l, peri_tensor *dx, peri_tensor **grad_in)
 {
     peri_tensor *w = *kept(s, l, KEPT_W), *v = *kept(s, l, KEPT_V), *x = *kept(s, l, KEPT_FACTOR);
-    peri_tensor *t = s->low_rank ? *kept(s, l, KEPT_T) : x, *du = NULL, *dt = NULL, *dw = NULL, *dv = NULL;
+    peri_tensor *t = s->low_rank ? *kept(s, l, KEPT_T) : x, *du = NULL, *dt = NULL;
     peri_status status;
     PERI_TRY(peri__cast(*kept(s, l, KEPT_U), s->dtype, &du));
-    if (peri__needs(node, place_of(s, KEPT_W, l))) {
-        PERI_TRY_GOTO(product_new(du, s->given[place_of(s, KEPT_W, l)]->dtype, s->cols, t->shape[1], du, true, t, false, &dw), out);
-        PERI_TRY_GOTO(hand_on(s, grad_in, KEPT_W, l, dw), out);
-    }
+    PERI_TRY_GOTO(matrix_back(node, s, KEPT_W, l, du, t, grad_in), out);
     if (!s->low_rank) {
         status = peri__product(dx, du, false, w, false, true);
         goto out;
     }
     PERI_TRY_GOTO(product_new(du, s->dtype, s->rows, t->shape[1], du, false, w, false, &dt), out);
-    if (peri__needs(node, place_of(s, KEPT_V, l))) {
-        PERI_TRY_GOTO(product_new(du, s->given[place_of(s, KEPT_V, l)]->dtype, t->shape[1], s->cols, dt, true, x, false, &dv), out);
-        PERI_TRY_GOTO(hand_on(s, grad_in, KEPT_V, l, dv), out);
-    }
+    PERI_TRY_GOTO(matrix_back(node, s, KEPT_V, l, dt, x, grad_in), out);
     status = peri__product(dx, dt, false, v, false, true);
 out:
     peri_tensor_release(du);
@@ -130,10 +135,12 @@ static peri_status layer_back(peri__node *node, layers *s, int32_t l, peri_tenso
     const bool add = *dx0 != NULL, want_bias = s->biased && peri__needs(node, place_of(s, KEPT_BIAS, l));
     const int64_t blocks = peri__ceil_div(s->rows, PERI_SUM_ROWS);
     const int32_t wide = dy->dtype == PERI_F64 ? PERI_F64 : PERI_F32;
-    peri_tensor *partial = NULL, *sum, *bias = *kept(s, l, KEPT_BIAS);
+    const int32_t bias_input = place_of(s, KEPT_BIAS, l);
+    const peri_tensor *to = want_bias ? s->given[bias_input] : NULL;
+    peri_tensor *partial = NULL, *bias = *kept(s, l, KEPT_BIAS);
     peri_status status;
     if (!add) PERI_TRY(peri__tensor_like(dy, 2, (int64_t[]){s->rows, s->cols}, dx0));
-    if (want_bias) PERI_TRY(peri_tensor_new(peri__device(dy), wide, 2, (int64_t[]){blocks, s->cols}, &partial));
+    if (want_bias) PERI_TRY(peri__grad_partial(node, bias_input, wide, blocks, to->dtype, to->ndim, to->shape, &partial));
     peri_k_cross_grad_args args = {.du = peri__data(*kept(s, l, KEPT_U)), .dx0 = peri__data(*dx0),
                                    .partial = partial ? peri__data(partial) : NULL, .dy = peri__data(dy),
                                    .x0 = peri__data(*kept(s, 0, KEPT_X)), .u = peri__data(*kept(s, l, KEPT_U)),
@@ -142,10 +149,8 @@ static peri_status layer_back(peri__node *node, layers *s, int32_t l, peri_tenso
     PERI_TRY_GOTO(PERI_LAUNCH(peri__device(dy), cross_grad, &args, blocks,
                               peri__ceil_div(PERI_ELEMENT_GRAIN, PERI_SUM_ROWS * peri__max(s->cols, 1))),
                   out);
-    if (partial) {
-        PERI_TRY_GOTO(peri__reduce(partial, 1, 1, &sum), out);
-        PERI_TRY_GOTO(hand_on(s, grad_in, KEPT_BIAS, l, sum), out);
-    }
+    if (partial)
+        PERI_TRY_GOTO(peri__grad_sums(node, bias_input, partial, to->dtype, to->ndim, to->shape, &grad_in[bias_input]), out);
     status = products_back(node, s, l, l == 0 ? *dx0 : dy, grad_in);
 out:
     peri_tensor_release(partial);

@@ -170,10 +170,12 @@ static peri_status as_rows(peri_tensor *t, peri_tensor **out)
     return status;
 }
 
-/** dz = g * f'(y), and db = its column sums if wanted (of f32 where g is of 16 bits). @g is a matrix by rows; where f is the identity, *dz
+/** dz = g * f'(y), and db = its column sums if input 2 of @node wants them, of @dtype. @g is a matrix by rows; where f is the identity, *dz
  *  is g itself, and if @own says that g may be changed, it is made of g in place. */
-static peri_status linear_dz(peri_tensor *g, bool own, peri_tensor *y, int32_t act, bool want_bias, peri_tensor **dz, peri_tensor **db)
+static peri_status linear_dz(const peri__node *node, peri_tensor *g, bool own, peri_tensor *y, int32_t act, int32_t dtype,
+                             peri_tensor **dz, peri_tensor **db)
 {
+    const bool want_bias = peri__needs(node, 2);
     int64_t rows = g->shape[0], cols = g->shape[1], shape[2] = {peri__ceil_div(rows, PERI_SUM_ROWS), cols};
     const int32_t sums = peri__is_16(g->dtype) ? PERI_F32 : g->dtype;
     peri_tensor *z = NULL, *partial = NULL;
@@ -185,7 +187,7 @@ static peri_status linear_dz(peri_tensor *g, bool own, peri_tensor *y, int32_t a
     } else {
         PERI_TRY_GOTO(peri__tensor_like(g, 2, g->shape, &z), out);
     }
-    if (want_bias) PERI_TRY_GOTO(peri_tensor_new(peri__device(g), sums, 2, shape, &partial), out);
+    if (want_bias) PERI_TRY_GOTO(peri__grad_partial(node, 2, sums, shape[0], dtype, 1, &cols, &partial), out);
     if (!identity || partial) {
         peri_k_act_grad_args args = {.dz = identity ? NULL : peri__data(z), .partial = partial ? peri__data(partial) : NULL,
                                      .dy = peri__data(g), .y = y ? peri__data(y) : NULL, .dtype = g->dtype, .act = act, .rows = rows,
@@ -194,28 +196,12 @@ static peri_status linear_dz(peri_tensor *g, bool own, peri_tensor *y, int32_t a
                                   peri__ceil_div(PERI_ELEMENT_GRAIN, PERI_SUM_ROWS * peri__max(cols, 1))),
                       out);
     }
-    if (partial) {
-        peri_tensor *total;
-        PERI_TRY_GOTO(peri__reduce(partial, 1, 1, &total), out);
-        status = peri__tensor_view(total, 1, &cols, NULL, total->offset, db);
-        peri_tensor_release(total);
-    }
+    if (partial) status = peri__grad_sums(node, 2, partial, dtype, 1, &cols, db);
 out:
     peri_tensor_release(partial);
     if (status < 0) peri_tensor_release(z);
     else *dz = z;
     return status;
-}
-
-/** *t (owned, may be NULL) = *t with another dtype. */
-static peri_status recast(peri_tensor **t, int32_t dtype)
-{
-    peri_tensor *cast;
-    if (!*t) return PERI_OK;
-    PERI_TRY(peri__cast(*t, dtype, &cast));
-    peri_tensor_release(*t);
-    *t = cast;
-    return PERI_OK;
 }
 
 /** What a node of linear keeps in `integer`. */
@@ -232,13 +218,12 @@ static peri_status linear_backward(peri__node *node, peri_tensor *const *grad_ou
     bool own = peri__exclusive(grad_out[0]);
     peri_status status;
     PERI_TRY_GOTO(as_rows(grad_out[0], &g), out);
-    PERI_TRY_GOTO(linear_dz(g, own, node->saved[2], act, peri__needs(node, 2), &dz, &grad_in[2]), out);
-    PERI_TRY_GOTO(recast(&grad_in[2], dtypes[2]), out);
+    PERI_TRY_GOTO(linear_dz(node, g, own, node->saved[2], act, dtypes[2], &dz, &grad_in[2]), out);
     PERI_TRY_GOTO(matrices_of(dz, &mz), out);
     if (peri__needs(node, 1)) {
         PERI_TRY_GOTO(as_rows(node->saved[0], &x), out);
         PERI_TRY_GOTO(matrices_of(x, &mx), out);
-        PERI_TRY_GOTO(peri_tensor_new(peri__device(dz), dtypes[1], 2, (int64_t[]){mz.cols, mx.cols}, &grad_in[1]), out);
+        PERI_TRY_GOTO(peri__grad_new(node, 1, dtypes[1], 2, (int64_t[]){mz.cols, mx.cols}, &grad_in[1]), out);
         PERI_TRY_GOTO(product(grad_in[1], &mz, true, &mx, false), out);
     }
     if (peri__needs(node, 0)) {

@@ -74,38 +74,31 @@ peri_status peri_op_log_softmax(peri_tensor *x, int32_t dim, peri_tensor **out)
 
 /* -- layer norm ---------------------------------------------------------------------------------------------------------------- */
 
-/** Sum of the partial sums [blocks][cols], in the shape of the parameter @like. */
-static peri_status finish_partial(peri_tensor *partial, const peri_tensor *like, peri_tensor **out)
-{
-    peri_tensor *total;
-    PERI_TRY(peri__reduce(partial, 1, 1, &total));
-    peri_status status = peri__tensor_view(total, like->ndim, like->shape, NULL, total->offset, out);
-    peri_tensor_release(total);
-    return status;
-}
-
 /** saved: x, mean, rstd, weight, bias (for its shape). Inputs: x, weight, bias. integer: cols. */
 static peri_status layer_norm_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
     peri_tensor *const *saved = node->saved;
     peri_tensor *x = NULL, *g = NULL, *weight = NULL, *dx = NULL, *dweight = NULL, *dbias = NULL;
-    int64_t cols = node->integer[0], rows = peri__numel(saved[1]), blocks[2] = {peri__ceil_div(rows, PERI_SUM_ROWS), cols};
+    int64_t cols = node->integer[0], rows = peri__numel(saved[1]), blocks = peri__ceil_div(rows, PERI_SUM_ROWS);
     peri_status status;
     PERI_TRY_GOTO(peri__contiguous_of(saved[0], &x), out);
     PERI_TRY_GOTO(peri__contiguous_of(grad_out[0], &g), out);
     if (saved[3]) PERI_TRY_GOTO(peri__contiguous_of(saved[3], &weight), out);
     if (peri__needs(node, 0)) PERI_TRY_GOTO(peri__tensor_like(x, x->ndim, x->shape, &dx), out);
-    if (peri__needs(node, 1)) PERI_TRY_GOTO(peri__tensor_like(x, 2, blocks, &dweight), out);
-    if (peri__needs(node, 2)) PERI_TRY_GOTO(peri__tensor_like(x, 2, blocks, &dbias), out);
+    for (int32_t i = 1; i <= 2; i++) {
+        const peri_tensor *to = saved[2 + i];
+        if (peri__needs(node, i))
+            PERI_TRY_GOTO(peri__grad_partial(node, i, x->dtype, blocks, x->dtype, to->ndim, to->shape, i == 1 ? &dweight : &dbias), out);
+    }
     peri_k_layer_norm_grad_args args = {.dx = dx ? peri__data(dx) : NULL, .dweight = dweight ? peri__data(dweight) : NULL,
                                         .dbias = dbias ? peri__data(dbias) : NULL, .dy = peri__data(g), .x = peri__data(x),
                                         .mean = peri__data(saved[1]), .rstd = peri__data(saved[2]),
                                         .weight = weight ? peri__data(weight) : NULL, .dtype = x->dtype, .rows = rows, .cols = cols};
-    PERI_TRY_GOTO(PERI_LAUNCH(peri__device(x), layer_norm_grad, &args, blocks[0],
+    PERI_TRY_GOTO(PERI_LAUNCH(peri__device(x), layer_norm_grad, &args, blocks,
                               peri__ceil_div(PERI_ELEMENT_GRAIN, PERI_SUM_ROWS * peri__max(cols, 1))),
                   out);
-    if (dweight) PERI_TRY_GOTO(finish_partial(dweight, saved[3], &grad_in[1]), out);
-    if (dbias) PERI_TRY_GOTO(finish_partial(dbias, saved[4], &grad_in[2]), out);
+    if (dweight) PERI_TRY_GOTO(peri__grad_sums(node, 1, dweight, dweight->dtype, saved[3]->ndim, saved[3]->shape, &grad_in[1]), out);
+    if (dbias) PERI_TRY_GOTO(peri__grad_sums(node, 2, dbias, dbias->dtype, saved[4]->ndim, saved[4]->shape, &grad_in[2]), out);
     grad_in[0] = dx;
     dx = NULL;
 out:

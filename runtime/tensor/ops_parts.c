@@ -92,21 +92,26 @@ peri_status peri__binary(const char *function, int32_t op, peri_tensor *a, peri_
     return status;
 }
 
+/** @sum = @scale times the sums of blocks of @block along n, of the contiguous @x. */
+static peri_status sum_block(const peri_tensor *x, int64_t outer, int64_t n, int64_t inner, int64_t block, double scale, peri_tensor *sum)
+{
+    int64_t blocks = n ? peri__ceil_div(n, block) : 1, parts = peri__ceil_div(inner, PERI_SUM_COLUMNS);
+    peri_k_sum_dim_args args = {.dst = peri__data(sum), .x = peri__data(x), .dtype = sum->dtype, .outer = outer, .n = n, .inner = inner,
+                               .block = block, .scale = scale};
+    int64_t work = peri__max(1, peri__min(n, block) * peri__min(inner, PERI_SUM_COLUMNS)); /* elements per unit of the range */
+    return PERI_LAUNCH(peri__device(sum), sum_dim, &args, outer * blocks * parts, peri__ceil_div(PERI_ELEMENT_GRAIN, work));
+}
+
 /** *x (owned, contiguous memory of outer * n * inner elements) = scale * its sum over n. */
 static peri_status reduce_once(peri_tensor **x, int64_t outer, int64_t n, int64_t inner, double scale)
 {
     int64_t block = inner == 1 ? BLOCK_ELEMENTS : BLOCK_ROWS;
     for (bool done = false; !done;) {
-        int64_t blocks = n ? peri__ceil_div(n, block) : 1, parts = peri__ceil_div(inner, PERI_SUM_COLUMNS);
-        int64_t size = outer * blocks * inner;
+        int64_t blocks = n ? peri__ceil_div(n, block) : 1, size = outer * blocks * inner;
         done = blocks == 1;
         peri_tensor *sum;
         PERI_TRY(peri__tensor_like(*x, 1, &size, &sum));
-        peri_k_sum_dim_args args = {.dst = peri__data(sum), .x = peri__data(*x), .dtype = sum->dtype, .outer = outer, .n = n,
-                                   .inner = inner, .block = block, .scale = done ? scale : 1};
-        int64_t work = peri__max(1, peri__min(n, block) * peri__min(inner, PERI_SUM_COLUMNS)); /* elements per unit of the range */
-        int64_t grain = peri__ceil_div(PERI_ELEMENT_GRAIN, work);
-        peri_status status = PERI_LAUNCH(peri__device(sum), sum_dim, &args, outer * blocks * parts, grain);
+        peri_status status = sum_block(*x, outer, n, inner, block, done ? scale : 1, sum);
         peri_tensor_release(*x);
         *x = sum;
         PERI_TRY(status);
@@ -166,6 +171,46 @@ peri_status peri__reduce(peri_tensor *t, uint32_t mask, double scale, peri_tenso
     if (status >= 0) status = peri__cast(sum, t->dtype, out);
     peri_tensor_release(wide);
     peri_tensor_release(sum);
+    return status;
+}
+
+static int64_t product_of(int32_t ndim, const int64_t *shape)
+{
+    int64_t n = 1;
+    for (int32_t d = 0; d < ndim; d++) n *= shape[d];
+    return n;
+}
+
+peri_status peri__grad_partial(const peri__node *node, int32_t i, int32_t dtype, int64_t rows, int32_t own, int32_t ndim,
+                               const int64_t *shape, peri_tensor **out)
+{
+    if (rows == 1 && dtype == own) return peri__grad_new(node, i, dtype, ndim, shape, out);
+    return peri_tensor_new(peri__device(node->grad_out[0]), dtype, 2, (int64_t[]){rows, product_of(ndim, shape)}, out);
+}
+
+peri_status peri__grad_sums(const peri__node *node, int32_t i, peri_tensor *partial, int32_t own, int32_t ndim, const int64_t *shape,
+                            peri_tensor **out)
+{
+    const int64_t rows = partial->shape[0], cols = product_of(ndim, shape), block = cols == 1 ? BLOCK_ELEMENTS : BLOCK_ROWS;
+    peri_tensor *total = NULL, *sum = NULL, *grad = NULL;
+    peri_status status = PERI_OK;
+    if (partial->dtype == own && peri__numel(partial) == cols) { /* of one block */
+        grad = partial;
+        peri_tensor_retain(grad);
+    } else if (partial->dtype == own && rows <= block) {
+        PERI_TRY_GOTO(peri__grad_new(node, i, own, ndim, shape, &grad), out);
+        status = sum_block(partial, 1, rows, cols, block, 1, grad);
+    } else {
+        PERI_TRY_GOTO(peri__reduce(partial, 1, 1, &total), out);
+        PERI_TRY_GOTO(peri__tensor_view(total, ndim, shape, NULL, total->offset, &sum), out);
+        PERI_TRY_GOTO(peri__grad_new(node, i, own, ndim, shape, &grad), out);
+        status = peri_tensor_copy(grad, sum);
+    }
+out:
+    peri_tensor_release(total);
+    peri_tensor_release(sum);
+    if (status < 0) peri_tensor_release(grad);
+    else *out = grad;
     return status;
 }
 

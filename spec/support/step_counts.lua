@@ -9,7 +9,7 @@ local sources = require "dlrm.sources"
 
 ffi.cdef "int peri_cuda_host_counts(int64_t *out, int most);"
 local NAMES = { "launches", "products", "exchanges", "copies_on_device", "copies_up_pageable", "copies_up_pinned", "copies_down", "records",
-  "stream_waits", "events_made", "allocations", "frees", "pinned_made", "blocked", "asked" }
+  "stream_waits", "events_made", "allocations", "frees", "pinned_made", "blocked", "asked", "waited" }
 local WARM, STEPS = 4, 4
 
 peri.init()

@@ -88,7 +88,7 @@ namespace {
 /** What the host has asked of the device since the process began: peri_cuda_host_counts. */
 enum counted {
     LAUNCHES, PRODUCTS, EXCHANGES, COPIES_ON, UP_PAGEABLE, UP_PINNED, COPIES_DOWN, RECORDS, STREAM_WAITS, EVENTS, ALLOCATIONS, FREES, PINNED,
-    BLOCKED, ASKED, COUNTED
+    BLOCKED, ASKED, WAITED, COUNTED
 };
 int64_t counts[COUNTED];
 
@@ -115,6 +115,7 @@ struct peri_cuda_host_event {
     peri_cuda_host_stream *stream = nullptr;
     int64_t position = 0;
     int gpu = 0;
+    bool waited = false; /* the host has asked for it since it was recorded, and it had not been reached */
 };
 
 namespace {
@@ -608,6 +609,7 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
     hold h(lock);
     if (s && s->gpu != e->gpu) return say(cudaErrorInvalidResourceHandle);
     counts[RECORDS]++;
+    e->waited = false;
     move_event(e, stream_of(s));
     return cudaSuccess;
 }
@@ -616,7 +618,10 @@ cudaError_t cudaEventQuery(cudaEvent_t e)
 {
     hold h(lock);
     counts[ASKED]++;
-    return run_until(e->stream, e->position, 1 + host::draw() % 8); /* polling gets somewhere, no faster than it must */
+    const cudaError_t error = run_until(e->stream, e->position, 1 + host::draw() % 8); /* polling gets somewhere, no faster than it must */
+    if (error == cudaErrorNotReady && !e->waited) counts[WAITED]++;
+    e->waited = e->waited || error == cudaErrorNotReady;
+    return error;
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t e)

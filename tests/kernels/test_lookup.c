@@ -260,7 +260,8 @@ static void calibration(void **unused)
         }
         a.out = room(n * element_of(d));
         a.bin = room(8 * n);
-        compare("calibration", PERI_K_calibrate, &a, n, (output[]){NUMBERS(a.out, n * element_of(d), d), OUTPUT(a.bin, 8 * n)}, 2);
+        compare("calibration", PERI_K_calibrate, &a, n, (output[]){EXPONENTIALS(a.out, n * element_of(d), d), OUTPUT(a.bin, 8 * n)},
+                2);
         drop_all(NULL);
     }
 }

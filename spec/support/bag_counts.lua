@@ -1,0 +1,31 @@
+-- bag_counts.lua: how often a call of nn.EmbeddingBag with offsets makes the host wait for the pretended GPU:
+--   perilune run -n 1 spec/support/bag_counts.lua FOLDER-OF-THE-PRETENDED-GPU
+-- Prints a line "mode count" for each mode: waits of a call, the mean of four.
+local ffi = require "ffi"
+local peri = require "perilune"
+
+ffi.cdef "int peri_cuda_host_counts(int64_t *out, int most);"
+local BLOCKED, COUNTED = 13, 16
+local CALLS = 4
+
+peri.init()
+local device = "cuda_host"
+local zero = peri.zeros({ 1 }, "f32", device) -- loads the library
+local gpu = ffi.load(arg[1] .. "/libperilune_cuda_host.so")
+
+local function waits()
+  local numbers = ffi.new("int64_t[?]", COUNTED)
+  assert(gpu.peri_cuda_host_counts(numbers, COUNTED) == COUNTED, "the pretended GPU counts other things than this script")
+  return tonumber(numbers[BLOCKED])
+end
+
+local ids, offsets = peri.tensor({ 1, 2, 3, 4, 0 }, "i64", device), peri.tensor({ 0, 2, 2 }, "i64", device)
+for _, mode in ipairs { "sum", "mean", "max" } do
+  local module = peri.nn.EmbeddingBag { num_embeddings = 5, embedding_dim = 4, mode = mode, device = device }
+  module(ids, offsets)
+  zero:item()
+  local before = waits()
+  for _ = 1, CALLS do module(ids, offsets) end
+  print(("%s %g"):format(mode, (waits() - before) / CALLS))
+end
+peri.finish()
