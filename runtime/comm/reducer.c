@@ -6,9 +6,9 @@
  * it is complete and k-1 was posted: the same order on every rank, whatever the order in which its gradients became ready. The
  * buckets travel on a group of their own, because other exchanges of the pass may be posted before or after a bucket on different ranks.
  *
- * Nodes that make a parameter's gradient write it straight to its place in the bucket (peri__grad_new), where nothing is there yet; others are
- * copied there. Afterwards the gradients are views of their buckets, so that one launch divides all of a bucket. Where somebody still has
- * such a gradient when the next pass begins to fill the bucket, the bucket gets other memory.
+ * Nodes that make a parameter's gradient write it straight to its place in the bucket (peri__grad_new), where nothing is there yet; other
+ * gradients are copied there. Afterwards the gradients are views of their buckets, so that one launch divides all of a bucket. Where
+ * somebody still has such a gradient when the next pass begins to fill the bucket, the bucket gets other memory.
  *
  * The tape ends each pass that reaches a parameter, or a node that the reducer watches, by waiting for the averages: nobody has to call
  * anything after it. A gradient that was already there (an average, if a pass before made it) is averaged along: means of means of the same

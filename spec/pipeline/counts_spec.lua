@@ -6,9 +6,9 @@ local here = io.popen("pwd"):read "*l"
 local folder = ("%s/%s/cuda_host"):format(here, shell.build)
 
 --- The most that there may be of each on a step of rank 0, by the number of ranks. "asked", how often the host looked whether something has
---- run, depends on time and has none. "waited": what it found unfinished when it looked, each thing once. That is the report of how many ids
---- each rank gets, which depends on ids, and nothing else; with several ranks also the exchanges, which are looked after for the errors of
---- other ranks while the host goes on.
+--- run, depends on time and has none. "waited": what it found unfinished when it looked, each thing once. That is the report of how many
+--- ids each rank gets, which depends on ids, and nothing else; with several ranks also the exchanges, which are looked after for the
+--- errors of other ranks while the host goes on.
 local BOUNDS = {
   [1] = { launches = 37, products = 14, exchanges = 0, copies_on_device = 0, copies_up_pageable = 0, copies_up_pinned = 4, copies_down = 1,
     records = 21, stream_waits = 14, events_made = 0, allocations = 50, frees = 51, pinned_made = 0, blocked = 0, asked = math.huge,
