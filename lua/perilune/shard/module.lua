@@ -185,10 +185,7 @@ function ShardedModule:remake(plan)
   if not a then P.fail(("%s: it does not say what it was made of (made_of), so it cannot be made again"):format(self.class_name)) end
   a.plan, a.device = plan, self.device or nil
   for _, name in ipairs(KEPT) do kept[name] = rawget(self, name) end
-  local fields = util.copy(self)
-  for key in pairs(fields) do -- any order
-    rawset(self, key, nil)
-  end
+  for key in util.ordered(util.copy(self)) do rawset(self, key, nil) end
   for _, name in ipairs { "_parameters", "_buffers", "_children" } do rawset(self, name, {}) end
   for name, value in util.ordered(kept) do rawset(self, name, value) end
   util.construct(self, getmetatable(self), a)
