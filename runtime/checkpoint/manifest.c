@@ -75,6 +75,9 @@ peri_status peri__manifest_piece(peri__manifest *m, const peri_checkpoint_region
     peri__piece p = *place;
     const int64_t columns[2] = {region->column, region->columns};
     p.numbers = m->n_numbers;
+    p.listed = region->rows ? region->listed : 0;
+    if (region->rows) PERI_TRY(add_text(m, region->rows, &p.rows));
+    if (region->rows) p.rows++;
     PERI_TRY(GROW(m, pieces, 1));
     PERI_TRY(GROW(m, numbers, 2 * e->ndim + 2));
     PERI_TRY(add_numbers(m, region->offset, e->ndim));
@@ -88,7 +91,8 @@ peri_status peri__manifest_piece(peri__manifest *m, const peri_checkpoint_region
 void peri__piece_region(const peri__manifest *m, const peri__entry *e, const peri__piece *p, peri_checkpoint_region *out)
 {
     const int64_t *n = m->numbers + p->numbers;
-    *out = (peri_checkpoint_region){.column = n[2 * e->ndim], .columns = n[2 * e->ndim + 1]};
+    *out = (peri_checkpoint_region){.column = n[2 * e->ndim], .columns = n[2 * e->ndim + 1], .listed = p->listed};
+    if (p->rows) out->rows = peri__manifest_text(m, p->rows - 1);
     memcpy(out->offset, n, (size_t)e->ndim * sizeof *n);
     memcpy(out->size, n + e->ndim, (size_t)e->ndim * sizeof *n);
 }
@@ -102,6 +106,8 @@ const char *peri__region_text(int32_t ndim, const peri_checkpoint_region *region
     for (int32_t d = 0; d < ndim && at < room; d++)
         at += (size_t)snprintf(out + at, room - at, "%s%lld:%lld", d ? "," : "", (long long)region->offset[d],
                                (long long)(region->offset[d] + region->size[d]));
+    if (region->rows && at < room)
+        at += (size_t)snprintf(out + at, room - at, ";%lld rows of %s", (long long)region->listed, region->rows);
     if (region->columns && at < room)
         at += (size_t)snprintf(out + at, room - at, ";columns %lld:%lld", (long long)region->column,
                                (long long)(region->column + region->columns));
@@ -120,6 +126,11 @@ peri_status peri__region_check(const char *what, int32_t ndim, const int64_t *sh
                               (long long)size, (long long)offset, (long long)shape[d]);
         if (__builtin_mul_overflow(*elements, size, elements)) return peri__fail(PERI_EINVAL, "%s: it has too many elements", what);
     }
+    if (region->rows && strlen(region->rows) > 100)
+        return peri__fail(PERI_EINVAL, "%s: the name of the list of rows has %zu bytes, allowed: up to 100", what, strlen(region->rows));
+    if (region->rows && (ndim < 1 || region->listed < 0 || region->listed > region->size[0]))
+        return peri__fail(PERI_EINVAL, "%s: %lld rows are listed, allowed: 0 to %lld", what, (long long)region->listed,
+                          (long long)(ndim < 1 ? 0 : region->size[0]));
     if (region->column < 0 || region->columns < 0 || region->column > INT64_MAX - region->columns || (!region->columns && region->column))
         return peri__fail(PERI_EINVAL, "%s: columns %lld from %lld on, allowed: none, or 1 or more from 0 or later on", what,
                           (long long)region->columns, (long long)region->column);
@@ -241,10 +252,47 @@ static peri_status join(peri__manifest *m, const char *what)
     return PERI_OK;
 }
 
+const peri__entry *peri__entry_named(const peri__manifest *m, const char *name)
+{
+    int64_t low = 0, high = m->n_entries;
+    while (low < high) {
+        int64_t middle = (low + high) / 2;
+        int order = strcmp(peri__entry_name(m, &m->entries[middle]), name);
+        if (order == 0) return &m->entries[middle];
+        if (order < 0) low = middle + 1;
+        else high = middle;
+    }
+    return NULL;
+}
+
+const peri__entry *peri__rows_entry(const peri__manifest *m, const peri__piece *p)
+{
+    return peri__entry_named(m, peri__manifest_text(m, p->rows - 1));
+}
+
+/** The lists of rows that pieces name are there, and as long as they say. Which rows they list is looked at when they are read. */
+static peri_status check_lists(const peri__manifest *m, const peri__entry *e, const char *what)
+{
+    for (int64_t k = e->first_piece; k < e->first_piece + e->n_pieces; k++) {
+        const peri__piece *p = &m->pieces[k];
+        if (!p->rows) continue;
+        const char *name = peri__manifest_text(m, p->rows - 1);
+        const peri__entry *list = peri__rows_entry(m, p);
+        if (!list || !peri__lists_rows(name))
+            return peri__fail(PERI_EMISMATCH, "%s: tensor '%s': its list of rows, '%.100s', is no tensor that is there", what,
+                              peri__entry_name(m, e), name);
+        if (list->dtype != PERI_I64 || list->ndim != 1 || *peri__entry_shape(m, list) != p->listed || list->n_pieces > 1)
+            return peri__fail(PERI_EMISMATCH, "%s: tensor '%s': its list of rows, '%.100s', has another form than %lld numbers of I64", what,
+                              peri__entry_name(m, e), name, (long long)p->listed);
+    }
+    return PERI_OK;
+}
+
 peri_status peri__manifest_settle(peri__manifest *m, const char *what)
 {
     if (m->n_entries > 1) qsort_r(m->entries, (size_t)m->n_entries, sizeof *m->entries, by_name, m);
     PERI_TRY(join(m, what));
     for (int64_t i = 0; i < m->n_entries; i++) PERI_TRY(settle_entry(m, &m->entries[i], what));
+    for (int64_t i = 0; i < m->n_entries; i++) PERI_TRY(check_lists(m, &m->entries[i], what));
     return PERI_OK;
 }

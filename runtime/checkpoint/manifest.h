@@ -35,7 +35,10 @@ typedef struct peri__piece {
     int64_t begin, bytes;
     uint64_t checksum;
     int32_t file;
-    bool checked; /* there is a checksum */
+    bool checked;   /* there is a checksum */
+    int64_t rows;   /* Of an increment: 1 + the place (in text) of the name of the tensor that lists which rows of the rectangle are there;
+                     * 0: all are. */
+    int64_t listed; /* then: how many */
 } peri__piece;
 
 typedef struct peri__entry {
@@ -54,7 +57,8 @@ typedef struct peri__manifest {
     int64_t n_text, n_numbers, n_files, n_entries, n_pieces;
     int64_t text_room, numbers_room, files_room, entries_room, pieces_room; /* what there is memory for */
     char *values;
-    char digest[PERI_CHECKPOINT_DIGEST + 1], parent[PERI_CHECKPOINT_DIGEST + 1];
+    char digest[PERI_CHECKPOINT_DIGEST + 1], parent[PERI_CHECKPOINT_DIGEST + 1], same_as[PERI_CHECKPOINT_DIGEST + 1];
+    int64_t increment;
 } peri__manifest;
 
 void peri__manifest_fini(peri__manifest *m);
@@ -74,8 +78,17 @@ void peri__piece_region(const peri__manifest *m, const peri__entry *e, const per
 peri_status peri__manifest_file(peri__manifest *m, const char *name, int64_t bytes, int32_t *index);
 /** Append a tensor without pieces. */
 peri_status peri__manifest_entry(peri__manifest *m, const char *name, int32_t dtype, int32_t ndim, const int64_t *shape);
-/** Append a piece to the last tensor; place: all but `numbers`. */
+/** Append a piece to the last tensor; place: all but `numbers`, `rows` and `listed`. */
 peri_status peri__manifest_piece(peri__manifest *m, const peri_checkpoint_region *region, const peri__piece *place);
+
+/** The tensor that lists the rows of a piece (peri__piece.rows); NULL: there is none of that name. @m: settled. */
+const peri__entry *peri__rows_entry(const peri__manifest *m, const peri__piece *p);
+/** Tensor @name, NULL if there is none. @m: settled. */
+const peri__entry *peri__entry_named(const peri__manifest *m, const char *name);
+/** Whether @name begins as the names of such lists do: they are no tensors of a program. */
+static inline bool peri__lists_rows(const char *name) { return strncmp(name, PERI_CHECKPOINT_ROWS, sizeof PERI_CHECKPOINT_ROWS - 1) == 0; }
+/** Elements that a piece of @elements has where only @listed of its rows are there. */
+static inline int64_t peri__listed_elements(int64_t elements, int64_t rows, int64_t listed) { return rows ? elements / rows * listed : 0; }
 
 /** The elements of a region. PERI_EINVAL, in the name of @what, unless it lies within @shape and does not overflow. */
 peri_status peri__region_check(const char *what, int32_t ndim, const int64_t *shape, const peri_checkpoint_region *region,

@@ -4,7 +4,7 @@
  */
 #include "files.h"
 #include "json.h"
-#include "manifest.h"
+#include "reader.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -53,15 +53,21 @@ static peri_status write_manifest(const char *folder, const char *text, int64_t 
 }
 
 /** Whether the checkpoint at @path may be replaced: it must be one, since what it replaces is removed. */
-static peri_status replaceable(const char *path, bool replace)
+static peri_status replaceable(const char *path, bool replace, const peri_checkpoint_facts *facts)
 {
-    char manifest[PATH_MAX];
+    char manifest[PATH_MAX], child[PATH_MAX];
+    peri_checkpoint_identity old;
     struct stat s;
     if (lstat(path, &s) != 0) return PERI_OK;
     if (!replace)
         return peri__fail(PERI_EINVAL, "checkpoint: '%.300s' is there already; remove it, take another name, or ask to replace it", path);
     PERI_TRY(peri__path_join(path, PERI__MANIFEST, manifest));
-    if (S_ISDIR(s.st_mode) && lstat(manifest, &s) == 0) return PERI_OK;
+    if (S_ISDIR(s.st_mode) && lstat(manifest, &s) == 0) {
+        PERI_TRY(peri__checkpoint_child(path, child));
+        const bool stands = facts->same_as && peri_checkpoint_identify(path, &old) >= 0 && strcmp(old.digest, facts->same_as) == 0;
+        if (!*child || stands) return PERI_OK;
+        return peri__fail(PERI_EINVAL, "checkpoint: '%.200s' is not replaced: '%.200s' is an increment of it; take another name", path, child);
+    }
     return peri__fail(PERI_EINVAL,
                       "checkpoint: '%.300s' is there and is no checkpoint, so it is not replaced; remove it, or take another name", path);
 }
@@ -90,13 +96,16 @@ peri_status peri_checkpoint_remove(const char *given)
     while (n > 1 && given[n - 1] == '/') n--;
     if (n >= sizeof path) return peri__fail(PERI_EINVAL, "peri_checkpoint_remove: a path of %zu bytes", n);
     snprintf(path, sizeof path, "%.*s", (int)n, given);
-    PERI_TRY(peri_checkpoint_open(path, &c));
+    PERI_TRY(peri_checkpoint_open_alone(path, &c));
     const int fd = peri__checkpoint_folder(c);
     peri_status status = PERI_OK;
     if (!peri__same_folder(path, fd))
         status = peri__fail(PERI_EINVAL, "checkpoint: '%.300s' is no folder but a file, or a link to a folder, so it is not removed", path);
     else if (!peri__checkpoint_alone(c))
         status = peri__fail(PERI_EPEER, "checkpoint: '%.300s' is open elsewhere, so it is not removed", path);
+    if (status >= 0) status = peri__checkpoint_child(path, file);
+    if (status >= 0 && *file)
+        status = peri__fail(PERI_EPEER, "checkpoint: '%.200s' is not removed: '%.200s' is an increment of it", path, file);
     /* Under a name that later saves sweep: nobody sees half of it, also if this process is killed in the middle. */
     if (status >= 0 && peri__is_saving(path)) snprintf(away, sizeof away, "%s", path);
     else if (status >= 0) status = peri__saving_name(path, away);
@@ -115,7 +124,7 @@ peri_status peri_checkpoint_remove(const char *given)
 }
 
 /** Give @folder its name. An old checkpoint of that name is whole until then, and removed afterwards. */
-static peri_status give_name(const char *folder, const char *path, bool replace)
+static peri_status give_name(const char *folder, const char *path, bool replace, const peri_checkpoint_facts *facts)
 {
     char parent[PATH_MAX];
     if (renameat2(AT_FDCWD, folder, AT_FDCWD, path, RENAME_NOREPLACE) == 0) goto named;
@@ -126,7 +135,7 @@ static peri_status give_name(const char *folder, const char *path, bool replace)
         int why = errno;
         return peri__fail(PERI_EIO, "checkpoint: renaming '%.200s' to '%.200s': %s", folder, path, strerror(why));
     }
-    PERI_TRY(replaceable(path, replace));
+    PERI_TRY(replaceable(path, replace, facts));
     if (renameat2(AT_FDCWD, folder, AT_FDCWD, path, RENAME_EXCHANGE) != 0) {
         int why = errno;
         return peri__fail(PERI_EIO,
@@ -155,6 +164,21 @@ static peri_status check_values(const char *text)
     return peri__json_close(&j) < 0 ? PERI_EINVAL : PERI_OK;
 }
 
+static peri_status check_digest(const char *what, const char *text)
+{
+    if (!text || (strlen(text) == PERI_CHECKPOINT_DIGEST && strspn(text, "0123456789abcdef") == PERI_CHECKPOINT_DIGEST)) return PERI_OK;
+    return peri__fail(PERI_EINVAL, "peri_checkpoint_publish: %s '%.40s' is no digest (%d hexadecimal digits)", what, text,
+                      PERI_CHECKPOINT_DIGEST);
+}
+
+/** Whole tensors only, where there is no parent that has the rest. */
+static peri_status check_rows(const peri__manifest *m, const peri_checkpoint_facts *facts)
+{
+    for (int64_t k = 0; k < m->n_pieces && !facts->parent; k++)
+        if (m->pieces[k].rows) return peri__fail(PERI_EINVAL, "peri_checkpoint_publish: some rows of a tensor, and no parent");
+    return PERI_OK;
+}
+
 peri_status peri_checkpoint_publish(const char *folder, const char *path, const char *const *parts, int32_t n,
                                     const peri_checkpoint_facts *facts, bool replace, char digest[PERI_CHECKPOINT_DIGEST + 1])
 {
@@ -170,15 +194,18 @@ peri_status peri_checkpoint_publish(const char *folder, const char *path, const 
     if (!*path || strlen(path) >= PATH_MAX) return peri__fail(PERI_EINVAL, "peri_checkpoint_publish: a path of %zu bytes", strlen(path));
     if (!facts) facts = &nothing;
     if (facts->values) PERI_TRY(check_values(facts->values));
-    if (facts->parent &&
-        (strlen(facts->parent) != PERI_CHECKPOINT_DIGEST || strspn(facts->parent, "0123456789abcdef") != PERI_CHECKPOINT_DIGEST))
-        return peri__fail(PERI_EINVAL, "peri_checkpoint_publish: parent '%.40s' is no digest (%d hexadecimal digits)", facts->parent,
-                          PERI_CHECKPOINT_DIGEST);
-    peri_status status = replaceable(path, replace);
+    PERI_TRY(check_digest("parent", facts->parent));
+    PERI_TRY(check_digest("same_as", facts->same_as));
+    if (facts->increment < (facts->parent != NULL) || (facts->parent && facts->same_as))
+        return peri__fail(PERI_EINVAL, "peri_checkpoint_publish: increment %lld, with%s a parent and with%s same_as; allowed: 1 or more with a "
+                          "parent and without same_as, 0 or more without a parent", (long long)facts->increment, facts->parent ? "" : "out",
+                          facts->same_as ? "" : "out");
+    peri_status status = replaceable(path, replace, facts);
     if (status >= 0) status = join(folder, parts, n, &m);
+    if (status >= 0) status = check_rows(&m, facts);
     if (status >= 0) status = peri__manifest_print(&m, facts, &text, &bytes);
     if (status >= 0) status = write_manifest(folder, text, bytes);
-    if (status >= 0) status = give_name(folder, path, replace);
+    if (status >= 0) status = give_name(folder, path, replace, facts);
     if (status >= 0) memcpy(digest, m.digest, sizeof m.digest);
     peri__free(text);
     peri__manifest_fini(&m);

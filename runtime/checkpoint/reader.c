@@ -1,38 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * reader.c: opening checkpoints, and reading rectangles of tensors from the pieces that they meet.
+ * reader.c: reading rectangles of tensors from the pieces that they meet.
  *
  * What a rectangle and a piece share is read by blocks of whole rows (the first dimension; of rows that are longer than a block, by blocks
  * of the next dimension, and so on) into buffers, and copied from there to where the rectangle has it. Threads read the blocks that come
- * next meanwhile (io.h).
+ * next meanwhile (io.h). A piece of an increment that has some rows only is laid over what the parent has.
  */
-#include "../tensor/internal.h"
-#include "io.h"
-#include "manifest.h"
+#include "reader.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
-#include <sys/file.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 #include <xxhash.h>
-
-struct peri_checkpoint {
-    peri__manifest m;
-    char *folder; /* its path, for errors */
-    int dir;      /* The folder, open and locked, so that nobody removes it. Files are opened in it and not by the path, which may name the
-                   * checkpoint that replaced this one. -1: a single safetensors file. */
-    /* The files that were read last: [0] as usual, [1] past the page cache. Their numbers; -1: none. */
-    peri__io_file *open[2];
-    int32_t file[2];
-    peri__io *io;       /* NULL until something is read that is larger than a block */
-    char *ring, *block; /* memory of blocks, and its first page */
-    char *buffer;       /* of the larger of PERI__IO_BLOCK and what a run of elements needed */
-    int64_t buffer_bytes;
-};
 
 enum {
     READ_BLOCK = 2 << 20, /* bytes that are read at once */
@@ -41,210 +23,6 @@ enum {
     HASHED = 1 << 17, /* bytes that are hashed and then copied: they fit into a cache */
     FAR = 4096        /* bytes between two runs of elements, below which the disk reads them anyway */
 };
-
-const peri__manifest *peri__checkpoint_manifest(const peri_checkpoint *c) { return &c->m; }
-int peri__checkpoint_folder(const peri_checkpoint *c) { return c->dir; }
-
-/* -- opening --------------------------------------------------------------------------------------------------------------------------- */
-
-void peri_checkpoint_release(peri_checkpoint *c)
-{
-    if (!c) return;
-    peri__io_release(c->io);
-    for (int k = 0; k < 2; k++) peri__io_file_free(c->open[k]);
-    if (c->dir >= 0) close(c->dir);
-    peri__manifest_fini(&c->m);
-    peri__free(c->folder);
-    peri__free(c->buffer);
-    peri__free(c->ring);
-    peri__free(c);
-    peri__object_count(-1);
-}
-
-/** Let nobody remove the open folder. Whoever saves or removes has it locked for a moment, which is waited for, at most a second. On file
- *  systems without locks it may be removed, which reading tells. */
-static void lock_shared(int dir)
-{
-    const struct timespec pause = {.tv_nsec = 5 * 1000 * 1000};
-    for (int tries = 0; tries < 200 && flock(dir, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK; tries++) nanosleep(&pause, NULL);
-}
-
-/** Open and lock folder @path, and have its manifest in memory. The path may get another folder at any moment: then that one is opened. */
-static peri_status load_manifest(peri_checkpoint *c, const char *path, const char *what, char **text, int64_t *bytes)
-{
-    for (;;) {
-        if ((c->dir = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC)) < 0) {
-            int why = errno;
-            return peri__fail(why == ENOENT ? PERI_ENOTFOUND : PERI_EIO, "%s: %s", what, strerror(why));
-        }
-        lock_shared(c->dir);
-        peri_status status = peri__file_load(c->dir, path, PERI__MANIFEST, PERI__CHECKPOINT_MOST, text, bytes);
-        if (status != PERI_ENOTFOUND) return status;
-        struct stat opened, named;
-        bool there = stat(path, &named) == 0;
-        if (there && fstat(c->dir, &opened) == 0 && named.st_dev == opened.st_dev && named.st_ino == opened.st_ino)
-            return peri__fail(PERI_EFORMAT, "%s: it has no " PERI__MANIFEST ": it is no checkpoint, or one that was not finished", what);
-        if (!there) return peri__fail(PERI_ENOTFOUND, "%s: it was removed", what);
-        close(c->dir);
-    }
-}
-
-/** All files that the manifest lists are there, with the bytes that it says. */
-static peri_status check_files(const peri_checkpoint *c, const char *what)
-{
-    for (int64_t f = 0; f < c->m.n_files; f++) {
-        const char *name = peri__manifest_text(&c->m, c->m.files[f].name);
-        struct stat s;
-        if (fstatat(c->dir, name, &s, AT_SYMLINK_NOFOLLOW) != 0) {
-            int why = errno;
-            return peri__fail(why == ENOENT ? PERI_ENOTFOUND : PERI_EIO, "%s: file '%.150s', which its manifest lists: %s", what, name,
-                              strerror(why));
-        }
-        if (!S_ISREG(s.st_mode)) return peri__fail(PERI_EFORMAT, "%s: '%.150s' is no regular file", what, name);
-        if (s.st_size != c->m.files[f].bytes)
-            return peri__fail(PERI_EFORMAT, "%s: file '%.150s' has %lld bytes, %lld are wanted", what, name, (long long)s.st_size,
-                              (long long)c->m.files[f].bytes);
-    }
-    return PERI_OK;
-}
-
-static peri_status open_folder(peri_checkpoint *c, const char *path, const char *what)
-{
-    char *text;
-    int64_t bytes;
-    if (!(c->folder = peri__strdup(path))) return PERI_ENOMEM;
-    PERI_TRY(load_manifest(c, path, what, &text, &bytes));
-    peri_status status = peri__manifest_parse(&c->m, text, bytes, false, what);
-    peri__free(text);
-    if (status >= 0) status = peri__manifest_settle(&c->m, what);
-    return status < 0 ? status : check_files(c, what);
-}
-
-/** A safetensors file: 8 bytes, the header that they count, data. */
-static peri_status open_file(peri_checkpoint *c, const char *path, const char *what)
-{
-    unsigned char count[8];
-    struct stat s;
-    uint64_t bytes = 0;
-    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
-    if (!(c->folder = peri__strdup(slash ? path : "."))) return PERI_ENOMEM;
-    if (slash) c->folder[peri__max(slash - path, 1)] = 0; /* a file of the root folder keeps its '/' */
-    /* It stays open as file 0: what has its name later is another file. */
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    int why = errno;
-    if (fd < 0) return peri__fail(why == ENOENT ? PERI_ENOTFOUND : PERI_EIO, "%s: %s", what, strerror(why));
-    PERI_TRY(peri__io_file_new(fd, path, &c->open[0]));
-    if (fstat(fd, &s) != 0) return peri__fail(PERI_EIO, "%s: it cannot be read", what);
-    if (!S_ISREG(s.st_mode)) return peri__fail(PERI_EFORMAT, "%s: it is neither a folder nor a regular file", what);
-    const int64_t file_bytes = s.st_size;
-    c->file[0] = 0;
-    peri_status status = peri__file_get(fd, path, count, 8, 0);
-    for (int i = 0; i < 8; i++) bytes |= (uint64_t)count[i] << 8 * i;
-    if (status >= 0 && (bytes > (uint64_t)file_bytes - 8 || bytes > PERI__HEADER_MOST))
-        status = peri__fail(PERI_EFORMAT, "%s: no safetensors file: its header would have %llu bytes, the file has %lld", what,
-                            (unsigned long long)bytes, (long long)file_bytes);
-    char *header = status < 0 ? NULL : peri__alloc((size_t)bytes + 1);
-    if (status >= 0 && !header) status = PERI_ENOMEM;
-    if (status >= 0) status = peri__file_get(fd, path, header, (int64_t)bytes, 8);
-    if (status >= 0) status = peri__safetensors_parse(&c->m, name, file_bytes, header, (int64_t)bytes, what);
-    if (status >= 0) status = peri__manifest_settle(&c->m, what);
-    peri__free(header);
-    return status;
-}
-
-peri_status peri_checkpoint_open(const char *path, peri_checkpoint **out)
-{
-    char what[PERI_MESSAGE_MAX];
-    struct stat s;
-    PERI_NEED(path);
-    PERI_NEED(out);
-    snprintf(what, sizeof what, "checkpoint '%.300s'", path);
-    if (stat(path, &s) != 0) {
-        int why = errno;
-        return peri__fail(why == ENOENT ? PERI_ENOTFOUND : PERI_EIO, "%s: %s", what, strerror(why));
-    }
-    peri_checkpoint *c = peri__alloc_zero(sizeof *c);
-    if (!c) return PERI_ENOMEM;
-    peri__object_count(1);
-    c->file[0] = c->file[1] = c->dir = -1;
-    peri_status status = S_ISDIR(s.st_mode) ? open_folder(c, path, what) : open_file(c, path, what);
-    if (status < 0) peri_checkpoint_release(c);
-    else *out = c;
-    if (status != PERI_EINVAL && status != PERI_EMISMATCH) return status;
-    snprintf(what, sizeof what, "%s", peri_error_message()); /* of what the file says: it is the file that is wrong, not the call */
-    return peri__fail(PERI_EFORMAT, "%s", what);
-}
-
-bool peri__checkpoint_alone(const peri_checkpoint *c)
-{
-    return c->dir < 0 || flock(c->dir, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
-}
-
-/* -- what is in it --------------------------------------------------------------------------------------------------------------------- */
-
-int64_t peri_checkpoint_count(const peri_checkpoint *c) { return c ? c->m.n_entries : 0; }
-const char *peri_checkpoint_digest(const peri_checkpoint *c) { return c ? c->m.digest : ""; }
-const char *peri_checkpoint_parent(const peri_checkpoint *c) { return c ? c->m.parent : ""; }
-const char *peri_checkpoint_values(const peri_checkpoint *c) { return c && c->m.values ? c->m.values : "{}"; }
-
-static peri_status entry_at(const peri_checkpoint *c, const char *function, int64_t index, const peri__entry **out)
-{
-    if (!c) return peri__fail(PERI_EINVAL, "%s: checkpoint is missing", function);
-    if (index < 0 || index >= c->m.n_entries)
-        return peri__fail(PERI_EINVAL, "%s: tensor %lld, allowed: 0 to %lld", function, (long long)index, (long long)c->m.n_entries - 1);
-    *out = &c->m.entries[index];
-    return PERI_OK;
-}
-
-peri_status peri_checkpoint_tensor_at(const peri_checkpoint *c, int64_t index, peri_checkpoint_tensor *out)
-{
-    const peri__entry *e;
-    PERI_NEED(out);
-    PERI_TRY(entry_at(c, "peri_checkpoint_tensor_at", index, &e));
-    *out = (peri_checkpoint_tensor){.name = peri__entry_name(&c->m, e), .dtype = e->dtype, .ndim = e->ndim, .pieces = e->n_pieces};
-    memcpy(out->shape, peri__entry_shape(&c->m, e), (size_t)e->ndim * sizeof *out->shape);
-    return PERI_OK;
-}
-
-int64_t peri_checkpoint_find(const peri_checkpoint *c, const char *name)
-{
-    int64_t low = 0, high = c && name ? c->m.n_entries : 0;
-    while (low < high) {
-        int64_t middle = (low + high) / 2;
-        int order = strcmp(peri__entry_name(&c->m, &c->m.entries[middle]), name);
-        if (order == 0) return middle;
-        if (order < 0) low = middle + 1;
-        else high = middle;
-    }
-    return -1;
-}
-
-static peri_status piece_at(const peri_checkpoint *c, const char *function, int64_t index, int64_t piece, const peri__entry **e,
-                            const peri__piece **p)
-{
-    PERI_TRY(entry_at(c, function, index, e));
-    if (piece < 0 || piece >= (*e)->n_pieces)
-        return peri__fail(PERI_EINVAL, "%s: piece %lld of '%.200s', allowed: 0 to %lld", function, (long long)piece,
-                          peri__entry_name(&c->m, *e), (long long)(*e)->n_pieces - 1);
-    *p = &c->m.pieces[(*e)->first_piece + piece];
-    return PERI_OK;
-}
-
-peri_status peri_checkpoint_piece(const peri_checkpoint *c, int64_t index, int64_t piece, peri_checkpoint_region *region,
-                                  peri_checkpoint_place *place)
-{
-    const peri__entry *e;
-    const peri__piece *p;
-    PERI_TRY(piece_at(c, "peri_checkpoint_piece", index, piece, &e, &p));
-    if (region) peri__piece_region(&c->m, e, p, region);
-    if (place)
-        *place = (peri_checkpoint_place){.file = peri__manifest_text(&c->m, c->m.files[p->file].name),
-                                         .begin = p->begin,
-                                         .bytes = p->bytes,
-                                         .checksum = p->checksum,
-                                         .checked = p->checked};
-    return PERI_OK;
-}
 
 /* -- reading --------------------------------------------------------------------------------------------------------------------------- */
 
@@ -305,12 +83,12 @@ static peri_status get(peri_checkpoint *c, const peri__piece *p, int32_t dtype, 
 
 static peri_status need_buffer(peri_checkpoint *c, int64_t bytes)
 {
-    if (c->buffer_bytes >= bytes) return PERI_OK;
-    peri__free(c->buffer);
-    c->buffer_bytes = 0;
-    c->buffer = peri__alloc((size_t)bytes);
-    if (!c->buffer) return PERI_ENOMEM;
-    c->buffer_bytes = bytes;
+    if (c->tools->buffer_bytes >= bytes) return PERI_OK;
+    peri__free(c->tools->buffer);
+    c->tools->buffer_bytes = 0;
+    c->tools->buffer = peri__alloc((size_t)bytes);
+    if (!c->tools->buffer) return PERI_ENOMEM;
+    c->tools->buffer_bytes = bytes;
     return PERI_OK;
 }
 
@@ -333,28 +111,40 @@ static peri_status each_block(peri_checkpoint *c, const peri__piece *p, int64_t 
     const int64_t room = READ_BLOCK + 2 * PERI__IO_PAGE, n = peri__ceil_div(bytes, step);
     int64_t jobs[READ_AHEAD], given = 0;
     peri__io_file *file;
-    if (!c->ring && !(c->block = peri__io_pages(READ_AHEAD * room, &c->ring))) return PERI_ENOMEM;
-    if (!c->io) PERI_TRY(peri__io_new(READ_THREADS, &c->io));
+    if (!c->tools->ring && !(c->tools->block = peri__io_pages(READ_AHEAD * room, &c->tools->ring))) return PERI_ENOMEM;
+    if (!c->tools->io) PERI_TRY(peri__io_new(READ_THREADS, &c->tools->io));
     PERI_TRY(have_file(c, p->file, direct, &file));
     peri_status status = PERI_OK;
     for (int64_t k = 0; status >= 0 && k < n; k++) {
         for (; given < n && given < k + READ_AHEAD; given++) {
             const int64_t from = given * step;
             jobs[given % READ_AHEAD] =
-                peri__io_read(c->io, file, c->block + given % READ_AHEAD * room, peri__min(step, bytes - from), p->begin + at + from);
+                peri__io_read(c->tools->io, file, c->tools->block + given % READ_AHEAD * room, peri__min(step, bytes - from), p->begin + at + from);
         }
-        status = peri__io_wait(c->io, jobs[k % READ_AHEAD]);
-        const char *data = c->block + k % READ_AHEAD * room + (p->begin + at + k * step) % PERI__IO_PAGE;
+        status = peri__io_wait(c->tools->io, jobs[k % READ_AHEAD]);
+        const char *data = c->tools->block + k % READ_AHEAD * room + (p->begin + at + k * step) % PERI__IO_PAGE;
         if (status >= 0) status = f(context, data, peri__min(step, bytes - k * step), at + k * step);
     }
-    if (status < 0) peri__io_clear(c->io);
+    if (status < 0) peri__io_clear(c->tools->io);
     return status;
 }
 
-static peri_status hash_block(void *context, const char *data, int64_t bytes, int64_t at)
+/** What is verified: bytes by their checksum, and lists of rows by their order too. */
+typedef struct verifying {
+    XXH3_state_t *hash;
+    bool list, ordered;
+    int64_t before;
+} verifying;
+
+static peri_status verify_block(void *context, const char *data, int64_t bytes, int64_t at)
 {
+    verifying *v = context;
     (void)at;
-    XXH3_64bits_update(context, data, (size_t)bytes);
+    XXH3_64bits_update(v->hash, data, (size_t)bytes);
+    for (int64_t i = 0, row; v->list && i + 8 <= bytes; i += 8, v->before = row) {
+        memcpy(&row, data + i, 8);
+        v->ordered = v->ordered && row > v->before;
+    }
     return PERI_OK;
 }
 
@@ -362,12 +152,15 @@ peri_status peri_checkpoint_verify(peri_checkpoint *c, int64_t index, int64_t pi
 {
     const peri__entry *e;
     const peri__piece *p;
-    PERI_TRY(piece_at(c, "peri_checkpoint_verify", index, piece, &e, &p));
+    PERI_TRY(peri__piece_at(c, "peri_checkpoint_verify", index, piece, &e, &p));
     XXH3_state_t *hash = XXH3_createState();
     if (!hash) return peri__fail(PERI_ENOMEM, "peri_checkpoint_verify: no memory for a hash");
     XXH3_64bits_reset(hash);
-    peri_status status = each_block(c, p, 0, p->bytes, READ_BLOCK, true, hash_block, hash);
+    verifying v = {.hash = hash, .list = peri__lists_rows(peri__entry_name(&c->m, e)) && e->dtype == PERI_I64, .ordered = true, .before = -1};
+    peri_status status = each_block(c, p, 0, p->bytes, READ_BLOCK, true, verify_block, &v);
     if (status >= 0 && p->checked && XXH3_64bits_digest(hash) != p->checksum) status = damaged(c, e, p);
+    if (status >= 0 && !v.ordered)
+        status = peri__fail(PERI_EFORMAT, "checkpoint '%.200s': list of rows '%.150s' is in disorder", c->folder, peri__entry_name(&c->m, e));
     XXH3_freeState(hash);
     return status;
 }
@@ -444,13 +237,13 @@ static peri_status read_runs(peri_checkpoint *c, const peri__piece *p, const per
     const int64_t first = k->low[0], past = k->high[0], run = (k->high[1] - k->low[1]) * to->size;
     PERI_TRY(need_buffer(c, 2 * run));
     for (int64_t row = first; row < past; row++) {
-        PERI_TRY(get(c, p, to->dtype, c->buffer, run, ((row - has->offset[0]) * has->size[1] + k->low[1] - has->offset[1]) * to->size));
+        PERI_TRY(get(c, p, to->dtype, c->tools->buffer, run, ((row - has->offset[0]) * has->size[1] + k->low[1] - has->offset[1]) * to->size));
         k->low[0] = k->from[0] = row;
         k->high[0] = row + 1;
         k->from[1] = k->low[1];
         k->from_stride[0] = run;
         k->from_stride[1] = to->size;
-        PERI_TRY(deliver(to, k, c->buffer, c->buffer + run));
+        PERI_TRY(deliver(to, k, c->tools->buffer, c->tools->buffer + run));
     }
     return PERI_OK;
 }
@@ -488,7 +281,7 @@ static peri_status accept(void *context, const char *data, int64_t bytes, int64_
     if (q->hash) XXH3_64bits_update(q->hash, data, (size_t)bytes);
     q->k.low[d] = q->k.from[d] = q->offset[d] + (d ? at % q->k.from_stride[d - 1] : at) / row;
     q->k.high[d] = q->k.low[d] + bytes / row;
-    return deliver(to, &q->k, data, q->c->buffer + HASHED);
+    return deliver(to, &q->k, data, q->c->tools->buffer + HASHED);
 }
 
 /** The rows of dimension @d that both have; of the dimensions before it one index is chosen, whose bytes begin at @at in the piece. */
@@ -507,7 +300,7 @@ static peri_status read_rows(reading *q, int32_t d, int64_t at)
     } else if (bytes > HASHED) {
         status = each_block(q->c, q->piece, from, bytes, q->straight ? READ_BLOCK : READ_BLOCK / row * row, q->direct, accept, q);
     } else {
-        char *into = q->straight ? q->to->memory + (low - q->to->want.offset[0]) * row : q->c->buffer;
+        char *into = q->straight ? q->to->memory + (low - q->to->want.offset[0]) * row : q->c->tools->buffer;
         status = get(q->c, q->piece, q->to->dtype, into, bytes, from);
         if (status >= 0) status = accept(q, into, bytes, from);
     }
@@ -548,6 +341,108 @@ static peri_status read_piece(peri_checkpoint *c, const peri__entry *e, const pe
     return status;
 }
 
+/* -- some rows -------------------------------------------------------------------------------------------------------------------------- */
+
+/** Files of a parent are closed when they were read: chains may be long. */
+static void close_files(peri_checkpoint *c)
+{
+    for (int k = 0; k < 2; k++) {
+        peri__io_file_free(c->open[k]);
+        c->open[k] = NULL;
+        c->file[k] = -1;
+    }
+}
+
+/** A piece of some rows. */
+typedef struct listed {
+    peri_checkpoint *c;
+    const peri__entry *e;
+    const peri__piece *piece, *list; /* list: the piece that has their numbers */
+    peri_checkpoint_region has;
+    int64_t row, before; /* bytes of a row; the number before those that are read next, -1: unknown or none */
+} listed;
+
+/** Numbers [from, from + n) of the list: ascending, and rows of the piece. */
+static peri_status list_numbers(listed *l, int64_t from, int64_t n, int64_t *out)
+{
+    PERI_TRY(get(l->c, l->list, PERI_I64, out, n * 8, from * 8));
+    for (int64_t i = 0; i < n; i++) {
+        const bool within = out[i] >= l->has.offset[0] && out[i] - l->has.offset[0] < l->has.size[0];
+        if (within && out[i] > l->before) {
+            l->before = out[i];
+            continue;
+        }
+        return peri__fail(PERI_EFORMAT, "checkpoint '%.150s': the rows that it has of tensor '%.150s' %s: number %lld is %lld, allowed: "
+                          "ascending, %lld to %lld", l->c->folder, peri__entry_name(&l->c->m, l->e),
+                          within ? "are in disorder" : "are not those of its piece", (long long)(from + i), (long long)out[i],
+                          (long long)l->has.offset[0], (long long)(l->has.offset[0] + l->has.size[0] - 1));
+    }
+    return PERI_OK;
+}
+
+/** The first number of the list that is @row or more. */
+static peri_status list_find(listed *l, int64_t row, int64_t *out)
+{
+    int64_t low = 0, high = l->piece->listed;
+    while (low < high) {
+        int64_t middle = low + (high - low) / 2, number;
+        l->before = -1;
+        PERI_TRY(list_numbers(l, middle, 1, &number));
+        if (number < row) low = middle + 1;
+        else high = middle;
+    }
+    l->before = -1;
+    *out = low;
+    return PERI_OK;
+}
+
+/** What the rectangle and the listed rows of piece @p share, over what is there. A piece that is read as a whole is compared with its
+ *  checksum, and so is its list. */
+static peri_status lay_over(peri_checkpoint *c, const peri__entry *e, const peri__piece *p, const target *to)
+{
+    enum { NUMBERS = 1024 };
+    int64_t at, numbers[NUMBERS], n;
+    listed l = {.c = c, .e = e, .piece = p};
+    copying k = {.ndim = to->ndim, .size = to->size};
+    bool whole = true;
+    if (p->listed == 0) return PERI_OK;
+    l.list = &c->m.pieces[peri__rows_entry(&c->m, p)->first_piece];
+    peri__piece_region(&c->m, e, p, &l.has);
+    for (int32_t d = 0; d < k.ndim; d++) {
+        k.low[d] = peri__max(l.has.offset[d], to->want.offset[d]);
+        k.high[d] = peri__min(l.has.offset[d] + l.has.size[d], to->want.offset[d] + to->want.size[d]);
+        if (k.low[d] >= k.high[d]) return PERI_OK;
+        whole = whole && k.high[d] - k.low[d] == l.has.size[d];
+        k.from[d] = l.has.offset[d];
+    }
+    strides(k.ndim, l.has.size, to->size, k.from_stride);
+    l.row = k.from_stride[0];
+    const int64_t first = k.low[0], past = k.high[0], step = peri__max(1, peri__min(NUMBERS, READ_BLOCK / l.row));
+    PERI_TRY(list_find(&l, first, &at));
+    PERI_TRY(need_buffer(c, step * l.row));
+    XXH3_state_t *hash = whole && p->checked ? XXH3_createState() : NULL, *list_hash = hash ? XXH3_createState() : NULL;
+    peri_status status = whole && p->checked && !list_hash ? PERI_ENOMEM : PERI_OK;
+    if (list_hash) XXH3_64bits_reset(hash), XXH3_64bits_reset(list_hash);
+    for (bool more = true; status >= 0 && more && at < p->listed; at += n) {
+        n = peri__min(step, p->listed - at);
+        status = list_numbers(&l, at, n, numbers);
+        while (status >= 0 && n > 0 && numbers[n - 1] >= past) n--, more = false;
+        if (status >= 0 && n > 0) status = get(c, p, to->dtype, c->tools->buffer, n * l.row, at * l.row);
+        if (status < 0 || n == 0) break;
+        if (list_hash) XXH3_64bits_update(list_hash, numbers, (size_t)n * 8), XXH3_64bits_update(hash, c->tools->buffer, (size_t)(n * l.row));
+        for (int64_t i = 0; status >= 0 && i < n; i++) {
+            k.low[0] = k.from[0] = numbers[i];
+            k.high[0] = numbers[i] + 1;
+            status = deliver(to, &k, c->tools->buffer + i * l.row, NULL);
+        }
+    }
+    if (status >= 0 && list_hash && XXH3_64bits_digest(list_hash) != l.list->checksum) status = damaged(c, peri__rows_entry(&c->m, p), l.list);
+    if (status >= 0 && hash && XXH3_64bits_digest(hash) != p->checksum) status = damaged(c, e, p);
+    XXH3_freeState(hash);
+    XXH3_freeState(list_hash);
+    return status;
+}
+
 /* -- pieces of different columns ------------------------------------------------------------------------------------------------------- */
 
 /** Pieces [first, past) of one set of columns, and how many of the rectangle's columns are among them. */
@@ -568,10 +463,43 @@ static bool next_group(const peri__manifest *m, const peri__entry *e, const peri
     return true;
 }
 
+/** The group of @parent's pieces of a tensor that has the columns of piece @like of @c; pieces that lie over others lie over the same. */
+static peri_status same_group(const peri_checkpoint *c, const peri__entry *e, int64_t like, const peri__entry **entry, group *out)
+{
+    const peri_checkpoint *parent = c->parent;
+    const char *name = peri__entry_name(&c->m, e);
+    const int64_t *columns = c->m.numbers + c->m.pieces[like].numbers + 2 * e->ndim;
+    const peri_checkpoint_region any = {0};
+    if (!parent)
+        return peri__fail(PERI_EINVAL, "checkpoint '%.200s' is an increment and was opened alone: it has only some rows of tensor '%.150s'",
+                          c->folder, name);
+    *entry = peri__entry_named(&parent->m, name); /* there, and of the same form: peri__checkpoint_open_parents */
+    for (int64_t k = (*entry)->first_piece; next_group(&parent->m, *entry, &any, k, out); k = out->past)
+        if (memcmp(parent->m.numbers + parent->m.pieces[k].numbers + 2 * e->ndim, columns, 2 * sizeof *columns) == 0) return PERI_OK;
+    return peri__fail(PERI_EFORMAT,
+                      "checkpoint '%.150s': tensor '%.150s' has some rows of columns %lld to %lld, and its parent '%.150s' is cut otherwise",
+                      c->folder, name, (long long)columns[0], (long long)(columns[0] + columns[1]), parent->folder);
+}
+
+/** Some rows of the pieces: first what the parent has, then these. */
 static peri_status read_group(peri_checkpoint *c, const peri__entry *e, const group *g, const target *to)
 {
-    for (int64_t k = g->first; k < g->past; k++) PERI_TRY(read_piece(c, e, &c->m.pieces[k], to));
-    return PERI_OK;
+    peri_status status = PERI_OK;
+    bool some = false;
+    for (int64_t k = g->first; k < g->past && !some; k++) {
+        const peri__entry *entry = NULL;
+        group under;
+        if (!c->m.pieces[k].rows) continue;
+        PERI_TRY(same_group(c, e, k, &entry, &under));
+        PERI_TRY(read_group(c->parent, entry, &under, to));
+        some = true;
+    }
+    for (int64_t k = g->first; status >= 0 && k < g->past; k++) {
+        const peri__piece *p = &c->m.pieces[k];
+        status = p->rows ? lay_over(c, e, p, to) : read_piece(c, e, p, to);
+    }
+    if (c->inner) close_files(c);
+    return status;
 }
 
 static void add_scaled(double *sum, const char *values, int64_t n, int32_t dtype, double scale)
@@ -635,6 +563,37 @@ static peri_status read_mean(peri_checkpoint *c, const peri__entry *e, const tar
     return status;
 }
 
+/** Whether a group of pieces has some rows only. */
+static bool has_lists(const peri_checkpoint *c, const group *g)
+{
+    for (int64_t k = g->first; k < g->past; k++)
+        if (c->m.pieces[k].rows) return true;
+    return false;
+}
+
+/** A group whose rows come from several checkpoints, into a view of a tensor that the host cannot write to: by blocks of rows. */
+static peri_status read_blocks(peri_checkpoint *c, const peri__entry *e, const group *g, const target *to)
+{
+    const int64_t rows = to->want.size[0], row = peri__volume(to->ndim, to->want.size) / rows * to->size;
+    const int64_t step = peri__max(1, peri__min(rows, PERI__IO_BLOCK / row));
+    char *memory = peri__alloc((size_t)(step * row));
+    peri_status status = memory ? PERI_OK : PERI_ENOMEM;
+    for (int64_t r = 0; status >= 0 && r < rows; r += step) {
+        target part = *to;
+        peri_tensor *into;
+        part.memory = memory;
+        part.want.offset[0] += r;
+        part.want.size[0] = peri__min(step, rows - r);
+        status = read_group(c, e, g, &part);
+        if (status >= 0) status = peri_tensor_slice(to->view, 0, r, r + part.want.size[0], 1, &into);
+        if (status < 0) break;
+        status = peri_tensor_write(into, memory, part.want.size[0] * row);
+        peri_tensor_release(into);
+    }
+    peri__free(memory);
+    return status;
+}
+
 /** By the groups that share columns with the rectangle. */
 static peri_status read_all(peri_checkpoint *c, const peri__entry *e, const target *to)
 {
@@ -642,7 +601,7 @@ static peri_status read_all(peri_checkpoint *c, const peri__entry *e, const targ
     int64_t groups = 0;
     for (int64_t k = e->first_piece; next_group(&c->m, e, &to->want, k, &g); k = g.past)
         if (g.share) groups++, only = g;
-    if (groups == 1) return read_group(c, e, &only, to);
+    if (groups == 1) return !to->memory && has_lists(c, &only) ? read_blocks(c, e, &only, to) : read_group(c, e, &only, to);
     if (groups > 1) return read_mean(c, e, to);
     return peri__fail(PERI_EMISMATCH, "peri_checkpoint_read: tensor '%.200s': no piece has columns %lld to %lld",
                       peri__entry_name(&c->m, e), (long long)to->want.column, (long long)(to->want.column + to->want.columns));
@@ -668,7 +627,7 @@ peri_status peri_checkpoint_read(peri_checkpoint *c, int64_t index, const peri_c
     char what[PERI_MESSAGE_MAX];
     PERI_NEED(region);
     PERI_NEED(out);
-    PERI_TRY(entry_at(c, "peri_checkpoint_read", index, &e));
+    PERI_TRY(peri__entry_at(c, "peri_checkpoint_read", index, &e));
     snprintf(what, sizeof what, "peri_checkpoint_read: tensor '%.200s'", peri__entry_name(&c->m, e));
     PERI_TRY(peri__region_check(what, e->ndim, peri__entry_shape(&c->m, e), region, &elements));
     peri_tensor_describe(out, &d);
@@ -689,4 +648,12 @@ peri_status peri_checkpoint_read(peri_checkpoint *c, int64_t index, const peri_c
     if (to.view) peri_tensor_release(to.view);
     peri_grad_enable(recording);
     return status;
+}
+
+peri_status peri__checkpoint_read_host(peri_checkpoint *c, int64_t index, const peri_checkpoint_region *region, void *out)
+{
+    const peri__entry *e = &c->m.entries[index];
+    target to = {.want = *region, .ndim = e->ndim ? e->ndim : 1, .dtype = e->dtype, .size = peri_dtype_size(e->dtype), .memory = out};
+    if (e->ndim == 0) to.want.offset[0] = 0, to.want.size[0] = 1;
+    return read_all(c, e, &to);
 }

@@ -83,6 +83,11 @@ static void print_piece(const peri__manifest *m, const peri__entry *e, const per
         peri__buffer_print(b, ",\"columns\":");
         print_numbers(b, n + 2 * e->ndim, 2);
     }
+    if (p->rows) {
+        peri__buffer_print(b, ",\"rows\":");
+        peri__buffer_quote(b, peri__manifest_text(m, p->rows - 1));
+        peri__buffer_print(b, ",\"listed\":%lld", (long long)p->listed);
+    }
     peri__buffer_print(b, "}");
 }
 
@@ -104,6 +109,11 @@ peri_status peri__manifest_print(peri__manifest *m, const peri_checkpoint_facts 
         peri__buffer_print(&b, ",\n\"parent\":");
         if (facts->parent) peri__buffer_quote(&b, facts->parent);
         else peri__buffer_print(&b, "null");
+        if (facts->increment) peri__buffer_print(&b, ",\n\"increment\":%lld", (long long)facts->increment);
+        if (facts->same_as) {
+            peri__buffer_print(&b, ",\n\"same_as\":");
+            peri__buffer_quote(&b, facts->same_as);
+        }
         peri__buffer_print(&b, ",\n\"values\":");
         peri__buffer_append(&b, values, (int64_t)strlen(values));
     }
@@ -196,7 +206,7 @@ static bool parse_sum(peri__json *j, uint64_t *sum)
 /** A piece of the last entry. @files: those of this text begin here. */
 static bool parse_piece(peri__manifest *m, peri__json *j, int64_t files)
 {
-    char key[32];
+    char key[32], rows[PERI__NAME_MOST + 1] = "";
     const peri__entry e = m->entries[m->n_entries - 1];
     peri__piece p = {.begin = -1, .bytes = -1};
     peri_checkpoint_region region = {0};
@@ -211,6 +221,8 @@ static bool parse_piece(peri__manifest *m, peri__json *j, int64_t files)
         else if (strcmp(key, "offset") == 0) offsets = parse_numbers(j, region.offset, PERI_MAX_DIMS);
         else if (strcmp(key, "size") == 0) sizes = parse_numbers(j, region.size, PERI_MAX_DIMS);
         else if (strcmp(key, "columns") == 0) n = parse_numbers(j, columns, 2);
+        else if (strcmp(key, "rows") == 0) region.rows = peri__json_text(j, rows, sizeof rows) ? rows : NULL;
+        else if (strcmp(key, "listed") == 0) region.listed = peri__json_integer(j);
         else peri__json_skip(j, NULL, NULL);
     }
     if (j->status < 0) return false;
@@ -221,6 +233,7 @@ static bool parse_piece(peri__manifest *m, peri__json *j, int64_t files)
     j->status = peri__region_check(j->what, e.ndim, peri__entry_shape(m, &e), &region, &elements);
     if (j->status < 0) return false;
     p.file = (int32_t)(files + file);
+    if (region.rows) elements = peri__listed_elements(elements, region.size[0], region.listed);
     if (__builtin_mul_overflow(elements, peri_dtype_size(e.dtype), &need) || p.bytes != need)
         return peri__json_fail(j, "a piece whose bytes are not those of its elements");
     if (p.begin < 0 || p.begin > m->files[p.file].bytes || p.bytes > m->files[p.file].bytes - p.begin)
@@ -290,6 +303,11 @@ static bool hexadecimal(const char *text)
     return strspn(text, "0123456789abcdef") == PERI_CHECKPOINT_DIGEST && !text[PERI_CHECKPOINT_DIGEST];
 }
 
+static bool parse_digest(peri__json *j, char out[PERI_CHECKPOINT_DIGEST + 1], const char *wrong)
+{
+    return peri__json_text(j, out, PERI_CHECKPOINT_DIGEST + 1) && (hexadecimal(out) || peri__json_fail(j, wrong));
+}
+
 static bool parse_key(peri__manifest *m, peri__json *j, const char *key, int64_t files, bool *format)
 {
     char text[64];
@@ -307,8 +325,12 @@ static bool parse_key(peri__manifest *m, peri__json *j, const char *key, int64_t
     }
     if (strcmp(key, "parent") == 0) {
         if (peri__json_null(j)) return true;
-        return peri__json_text(j, m->parent, sizeof m->parent) &&
-               (hexadecimal(m->parent) || peri__json_fail(j, "the parent is no digest (32 hexadecimal digits)"));
+        return parse_digest(j, m->parent, "the parent is no digest (32 hexadecimal digits)");
+    }
+    if (strcmp(key, "same_as") == 0) return parse_digest(j, m->same_as, "same_as is no digest (32 hexadecimal digits)");
+    if (strcmp(key, "increment") == 0) {
+        m->increment = peri__json_integer(j);
+        return j->status >= 0 && (m->increment >= 0 || peri__json_fail(j, "the number of an increment is negative"));
     }
     if (strcmp(key, "values") == 0) return keep_values(m, j);
     if (strcmp(key, "files") == 0) {
@@ -352,6 +374,9 @@ peri_status peri__manifest_parse(peri__manifest *m, const char *text, int64_t by
         if (!parse_key(m, &j, key, files, &format)) break;
     PERI_TRY(peri__json_close(&j));
     if (!format) return peri__fail(PERI_EFORMAT, "%s: it does not say that its format is perilune-checkpoint", what);
+    for (int64_t k = 0; k < m->n_pieces && !part && !*m->parent; k++)
+        if (m->pieces[k].rows) return peri__fail(PERI_EFORMAT, "%s: it has some rows of a tensor only, and names no parent", what);
+    if (*m->parent && m->increment == 0) return peri__fail(PERI_EFORMAT, "%s: it names a parent, but not which increment it is", what);
     return PERI_OK;
 }
 
@@ -407,16 +432,17 @@ peri_status peri__safetensors_print(peri__manifest *m, int32_t file, char **out,
         const peri__entry *e = &m->entries[i];
         for (int64_t k = e->first_piece; k < e->first_piece + e->n_pieces; k++) {
             peri__piece *p = &m->pieces[k];
-            char name[PERI__NAME_MOST + 400], place[400];
+            char name[PERI__NAME_MOST + 400], place[400]; /* a list's name is cut where it is longer */
             peri_checkpoint_region region;
             if (p->file != file) continue;
             peri__piece_region(m, e, p, &region);
-            bool all = !region.columns && memcmp(region.size, peri__entry_shape(m, e), (size_t)e->ndim * sizeof *region.size) == 0;
+            bool all = !region.columns && !region.rows && memcmp(region.size, peri__entry_shape(m, e), (size_t)e->ndim * sizeof *region.size) == 0;
             snprintf(name, sizeof name, "%s%s", peri__entry_name(m, e),
                      all ? "" : peri__region_text(e->ndim, &region, place, sizeof place));
             peri__buffer_print(&b, ",\n");
             peri__buffer_quote(&b, name);
             peri__buffer_print(&b, ":{\"dtype\":\"%s\",\"shape\":", dtypes[e->dtype]);
+            if (region.rows) region.size[0] = region.listed;
             print_numbers(&b, region.size, e->ndim);
             peri__buffer_print(&b, ",\"data_offsets\":[%lld,%lld]}", (long long)at, (long long)(at + p->bytes));
             p->begin = at; /* from the first byte of data on, as yet */

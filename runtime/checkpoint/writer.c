@@ -125,8 +125,10 @@ peri_status peri_checkpoint_writer_add(peri_checkpoint_writer *w, const peri_che
     PERI_TRY(peri__region_check("peri_checkpoint_writer_add", t->ndim, t->shape, &whole, &all));
     if (all > INT64_MAX / 16) return peri__fail(PERI_EINVAL, "peri_checkpoint_writer_add: '%.200s': it has too many elements", t->name);
     PERI_TRY(peri__region_check("peri_checkpoint_writer_add", t->ndim, t->shape, region, &elements));
+    if (region->rows) elements = peri__listed_elements(elements, region->size[0], region->listed);
     bytes = elements * peri_dtype_size(t->dtype);
     PERI_TRY(peri__manifest_entry(&w->m, t->name, t->dtype, t->ndim, t->shape));
+    if (region->rows) return peri__manifest_piece(&w->m, region, &(peri__piece){.bytes = bytes}); /* it is not cut */
     const int64_t step = rows_at_once(w, t->ndim, region, bytes), past = t->ndim ? region->size[0] : 1;
     for (int64_t row = 0; elements > 0 && row < past; row += step) { /* an empty piece is none */
         peri_checkpoint_region r = *region;
@@ -261,6 +263,18 @@ static peri_status start_piece(peri_checkpoint_writer *w)
     return PERI_OK;
 }
 
+/** Pieces without bytes, those of which no row is listed, are done when it is their turn. */
+static peri_status pass_empty(peri_checkpoint_writer *w)
+{
+    while (w->piece < w->m.n_pieces && w->m.pieces[w->piece].bytes == 0) {
+        peri__piece *p = &w->m.pieces[w->piece++];
+        p->checksum = XXH3_64bits("", 0);
+        p->checked = true;
+        if (w->started && w->piece < w->m.n_pieces) PERI_TRY(start_piece(w));
+    }
+    return PERI_OK;
+}
+
 static peri_status put_bytes(peri_checkpoint_writer *w, const char *data, int64_t bytes)
 {
     if (!w->started && bytes > 0) PERI_TRY(start_piece(w));
@@ -320,6 +334,7 @@ peri_status peri_checkpoint_writer_put_bytes(peri_checkpoint_writer *w, const vo
     if (bytes < 0) return peri__fail(PERI_EINVAL, "peri_checkpoint_writer_put_bytes: %lld bytes, allowed: 0 or more", (long long)bytes);
     if (bytes == 0) return PERI_OK;
     PERI_NEED(data);
+    PERI_TRY(spend(w, pass_empty(w)));
     PERI_TRY(fits(w, "peri_checkpoint_writer_put_bytes", -1, bytes));
     return spend(w, put_bytes(w, data, bytes));
 }
@@ -381,6 +396,7 @@ peri_status peri_checkpoint_writer_put(peri_checkpoint_writer *w, const peri_ten
     PERI_TRY(usable(w, "peri_checkpoint_writer_put"));
     peri_tensor_describe(elements, &d);
     if (d.numel == 0) return PERI_OK;
+    PERI_TRY(spend(w, pass_empty(w)));
     PERI_TRY(fits(w, "peri_checkpoint_writer_put", d.dtype, d.numel * peri_dtype_size(d.dtype)));
     return spend(w, each_block((peri_tensor *)elements, &d, &w->buffer, write_block, w));
 }
@@ -425,6 +441,7 @@ int64_t peri_checkpoint_writer_room(const peri_checkpoint_writer *w)
 static peri_status end_files(peri_checkpoint_writer *w, const char *function)
 {
     PERI_TRY(usable(w, function));
+    PERI_TRY(spend(w, pass_empty(w)));
     if (w->piece < w->m.n_pieces) {
         const peri__entry *e;
         int64_t left = bytes_left(w, &e);

@@ -27,7 +27,17 @@ typedef struct peri_checkpoint_region {
     /* For tensors with one number for each row of a table (states of row-wise optimizers): the number belongs to the table's columns
      * [column, column + columns). Pieces that differ in their columns may have the same rows. columns = 0: to all columns. */
     int64_t column, columns;
+    /* Pieces of increments: `listed` rows of the rectangle (indices of the first dimension) are there, which tensor `rows` of the same
+     * checkpoint lists; the parent has the others. NULL: all are there. Ignored by readers. */
+    const char *rows;
+    int64_t listed;
 } peri_checkpoint_region;
+
+/** Names of the tensors that list rows begin so; they are I64 [listed], ascending, counted in the whole tensor. */
+#define PERI_CHECKPOINT_ROWS "%rows/"
+
+/** A checkpoint that was opened: its manifest in memory. */
+typedef struct peri_checkpoint peri_checkpoint;
 
 /** A tensor as a checkpoint knows it. */
 typedef struct peri_checkpoint_tensor {
@@ -129,7 +139,10 @@ PERI_API peri_status peri_checkpoint_checksum(const peri_tensor *elements, uint6
 /** What a manifest says beside its tensors. */
 typedef struct peri_checkpoint_facts {
     const char *values; /* any JSON text, kept as it is; NULL: {} */
-    const char *parent; /* digest of the checkpoint that this one is an increment of; NULL: none */
+    const char *parent; /* digest of the checkpoint that this one is an increment of; NULL: none, and every tensor is whole */
+    int64_t increment;  /* how many increments there are from a full checkpoint to this one; with a parent 1 or more: its number + 1 */
+    const char *same_as; /* this full checkpoint has everything that the increment of this digest and its parents have, and stands for it;
+                          * NULL: none */
 } peri_checkpoint_facts;
 
 /** Join @parts[@n] (peri_checkpoint_writer_part of all ranks) to the manifest of @folder, sync it, and rename @folder to @path, beside
@@ -145,10 +158,14 @@ PERI_API peri_status peri_checkpoint_publish(const char *folder, const char *pat
  *  touched, and keeps the folder under its name. */
 PERI_API peri_status peri_checkpoint_remove(const char *path);
 
-/* -- reading ----------------------------------------------------------------------------------------------------------------------- */
+/** Make a full checkpoint at @path of @checkpoint, an open increment, and all that it is an increment of. All bytes are compared with their
+ *  checksums first. It gets @checkpoint's values and stands for it: increments of that one are increments of this one, too. @replace: as
+ *  for peri_checkpoint_publish; the path of @checkpoint itself may be replaced, also where there are increments of it. Needs 32 MiB beside
+ *  the manifests, whatever the sizes. PERI_EINVAL: it is no increment. @digest: the new one's, with its final 0. */
+PERI_API peri_status peri_checkpoint_compact(peri_checkpoint *checkpoint, const char *path, bool replace,
+                                             char digest[PERI_CHECKPOINT_DIGEST + 1]);
 
-/** A checkpoint that was opened: its manifest in memory. */
-typedef struct peri_checkpoint peri_checkpoint;
+/* -- reading ----------------------------------------------------------------------------------------------------------------------- */
 
 /** A binding's handle. */
 typedef struct peri_checkpoint_ref {
@@ -158,8 +175,29 @@ typedef struct peri_checkpoint_ref {
 /** Open the checkpoint in folder @path, or a single safetensors file. Reads the manifest only. As long as it is open nobody removes it
  *  (peri_checkpoint_remove), and what replaces it meanwhile is not seen. Waits a second at most for who is saving or removing it. Errors:
  *  PERI_ENOTFOUND (no such path, or not any more), PERI_EFORMAT (no manifest, one that is damaged, or of a later version), each with the
- *  place. @out new. */
+ *  place. An increment is opened with what it is an increment of, which is found by its digest in the same folder, whatever its name; what
+ *  of it is missing or damaged is named. @out new. */
 PERI_API peri_status peri_checkpoint_open(const char *path, peri_checkpoint **out);
+/** The same without what it is an increment of: what it says may be asked for, its pieces verified, and its whole tensors read. */
+PERI_API peri_status peri_checkpoint_open_alone(const char *path, peri_checkpoint **out);
+/** Open a chain whose checkpoints may lie anywhere: @paths[0] a full one, each other one an increment of the one before. PERI_EINVAL: one is
+ *  missing in front, there twice, or out of order; the message names it. @out new: the last one, as peri_checkpoint_open opens it. */
+PERI_API peri_status peri_checkpoint_open_chain(const char *const *paths, int32_t n, peri_checkpoint **out);
+/** How many checkpoints an open one consists of: 1, and one more for each that it is an increment of (1 if it was opened alone). */
+PERI_API int64_t peri_checkpoint_levels(const peri_checkpoint *checkpoint);
+/** The path of one of them, 0: the checkpoint itself, 1: its parent, ...; NULL: there is none. Borrowed. */
+PERI_API const char *peri_checkpoint_level(const peri_checkpoint *checkpoint, int64_t level);
+
+/** Who a checkpoint is. "" where there is nothing. */
+typedef struct peri_checkpoint_identity {
+    char digest[PERI_CHECKPOINT_DIGEST + 1], parent[PERI_CHECKPOINT_DIGEST + 1];
+    char same_as[PERI_CHECKPOINT_DIGEST + 1]; /* see peri_checkpoint_facts */
+    int64_t increment;
+} peri_checkpoint_identity;
+/** What the begin and the end of the manifest in folder @path say; the rest is not looked at. PERI_ENOTFOUND: there is none; PERI_EFORMAT:
+ *  it is cut short. */
+PERI_API peri_status peri_checkpoint_identify(const char *path, peri_checkpoint_identity *out);
+
 /** Free it; NULL is fine. */
 PERI_API void peri_checkpoint_release(peri_checkpoint *checkpoint);
 /** The number of tensors; they are sorted by name (byte by byte). */
@@ -189,6 +227,8 @@ PERI_API peri_status peri_checkpoint_verify(peri_checkpoint *checkpoint, int64_t
 PERI_API const char *peri_checkpoint_digest(const peri_checkpoint *checkpoint);
 /** The parent's digest, "" if there is none. Borrowed. */
 PERI_API const char *peri_checkpoint_parent(const peri_checkpoint *checkpoint);
+/** Which increment of its chain it is; 0: it is no increment, and none that stands for one. */
+PERI_API int64_t peri_checkpoint_increment(const peri_checkpoint *checkpoint);
 /** The JSON text that the writer gave along ("{}" for a safetensors file). Borrowed. */
 PERI_API const char *peri_checkpoint_values(const peri_checkpoint *checkpoint);
 

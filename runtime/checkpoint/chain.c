@@ -1,0 +1,298 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * chain.c: chains of increments: who names whom as its parent. A parent is found by its digest among the checkpoints of the same folder,
+ * whatever their names are. The numbers of increments fall by one from each to its parent, so no chain has a circle.
+ */
+#include "files.h"
+#include "json.h"
+#include "reader.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* -- who a checkpoint is --------------------------------------------------------------------------------------------------------------- */
+
+static bool hexadecimal(const char *text)
+{
+    return strspn(text, "0123456789abcdef") == PERI_CHECKPOINT_DIGEST && !text[PERI_CHECKPOINT_DIGEST];
+}
+
+/** The keys before "values": of what a stranger wrote, what cannot be read is not there. */
+static void read_head(const char *text, int64_t bytes, peri_checkpoint_identity *out)
+{
+    peri__json j;
+    char key[64];
+    peri__json_open(&j, text, bytes, "");
+    peri__json_enter(&j, '{');
+    while (peri__json_key(&j, key, sizeof key) && strcmp(key, "values") != 0 && strcmp(key, "files") != 0) {
+        if (strcmp(key, "parent") == 0 && !peri__json_null(&j)) peri__json_text(&j, out->parent, sizeof out->parent);
+        else if (strcmp(key, "same_as") == 0) peri__json_text(&j, out->same_as, sizeof out->same_as);
+        else if (strcmp(key, "increment") == 0) out->increment = peri__json_integer(&j);
+        else if (strcmp(key, "parent") != 0) peri__json_skip(&j, NULL, NULL);
+    }
+    if (*out->parent && !hexadecimal(out->parent)) *out->parent = 0;
+    if (*out->same_as && !hexadecimal(out->same_as)) *out->same_as = 0;
+}
+
+/** What the head and the end of the manifest in folder @path say. */
+static peri_status identify(const char *path, peri_checkpoint_identity *out)
+{
+    enum { HEAD = 1024, END = PERI_CHECKPOINT_DIGEST + 3 }; /* the digits, a quote, a brace and a line feed */
+    char file[PATH_MAX], head[HEAD + 1], end[END + 1] = "";
+    struct stat s;
+    *out = (peri_checkpoint_identity){0};
+    PERI_TRY(peri__path_join(path, PERI__MANIFEST, file));
+    int fd = open(file, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    int why = errno;
+    if (fd < 0) return peri__fail(why == ENOENT || why == ENOTDIR ? PERI_ENOTFOUND : PERI_EIO, "checkpoint '%.300s': %s", path, strerror(why));
+    ssize_t n = fstat(fd, &s) == 0 && S_ISREG(s.st_mode) && s.st_size > END ? pread(fd, head, HEAD, 0) : -1;
+    if (n > 0 && pread(fd, end, END, s.st_size - END) == END) {
+        head[n] = 0;
+        memcpy(out->digest, end, PERI_CHECKPOINT_DIGEST);
+    }
+    close(fd);
+    if (!hexadecimal(out->digest))
+        return peri__fail(PERI_EFORMAT, "checkpoint '%.300s': its manifest does not end with its checksum: it is cut short", path);
+    const peri_checkpoint_identity quiet = *out;
+    read_head(head, n, out);
+    memcpy(out->digest, quiet.digest, sizeof quiet.digest);
+    return PERI_OK;
+}
+
+peri_status peri_checkpoint_identify(const char *path, peri_checkpoint_identity *out)
+{
+    PERI_NEED(path);
+    PERI_NEED(out);
+    return identify(path, out);
+}
+
+/* -- the checkpoints of a folder --------------------------------------------------------------------------------------------------------- */
+
+typedef struct sibling {
+    char *path;
+    peri_checkpoint_identity is;
+} sibling;
+
+typedef struct siblings {
+    sibling *list;
+    int64_t n, room;
+    char folder[PATH_MAX];
+} siblings;
+
+static void siblings_fini(siblings *s)
+{
+    for (int64_t i = 0; i < s->n; i++) peri__free(s->list[i].path);
+    peri__free(s->list);
+}
+
+/** All checkpoints that lie in the folder in which @path lies, in the order of their names. */
+static peri_status siblings_of(const char *path, siblings *s)
+{
+    char *names;
+    const char *slash = strrchr(path, '/');
+    if (!slash) snprintf(s->folder, sizeof s->folder, ".");
+    else snprintf(s->folder, sizeof s->folder, "%.*s", (int)peri__max(slash - path, 1), path);
+    PERI_TRY(peri_checkpoint_names(s->folder, &names));
+    peri_status status = PERI_OK;
+    for (char *name = names, *end; status >= 0 && (end = strchr(name, '\n')); name = end + 1) {
+        char full[PATH_MAX];
+        peri_checkpoint_identity is;
+        *end = 0;
+        if (peri__path_join(s->folder, name, full) < 0 || identify(full, &is) < 0) continue;
+        status = peri__grow((void **)&s->list, &s->room, s->n + 1, sizeof *s->list);
+        if (status < 0) break;
+        s->list[s->n] = (sibling){.path = peri__strdup(full), .is = is};
+        if (!s->list[s->n].path) status = PERI_ENOMEM;
+        else s->n++;
+    }
+    peri_checkpoint_names_release(names);
+    return status;
+}
+
+/** Who is the checkpoint of @digest, or stands for it; a full one rather than an increment. NULL: nobody. */
+static const sibling *find(const siblings *s, const char *digest)
+{
+    const sibling *found = NULL;
+    for (int64_t i = 0; i < s->n; i++) {
+        const peri_checkpoint_identity *is = &s->list[i].is;
+        if (strcmp(is->digest, digest) != 0 && strcmp(is->same_as, digest) != 0) continue;
+        if (!*is->parent) return &s->list[i];
+        if (!found) found = &s->list[i];
+    }
+    return found;
+}
+
+/** The path without slashes at its end. */
+static peri_status trimmed(const char *path, char out[PATH_MAX])
+{
+    size_t n = strlen(path);
+    while (n > 1 && path[n - 1] == '/') n--;
+    if (n >= PATH_MAX) return peri__fail(PERI_EINVAL, "checkpoint: a path of %zu bytes", n);
+    memcpy(out, path, n);
+    out[n] = 0;
+    return PERI_OK;
+}
+
+peri_status peri__checkpoint_child(const char *given, char *child)
+{
+    char path[PATH_MAX];
+    siblings s = {0};
+    peri_checkpoint_identity own;
+    *child = 0;
+    PERI_TRY(trimmed(given, path));
+    if (identify(path, &own) < 0) return PERI_OK; /* damaged: nobody can read an increment of it */
+    peri_status status = siblings_of(path, &s);
+    for (int64_t i = 0; status >= 0 && i < s.n && !*child; i++) {
+        const char *parent = s.list[i].is.parent;
+        bool of_this = *parent && (strcmp(parent, own.digest) == 0 || strcmp(parent, own.same_as) == 0), other = false;
+        for (int64_t k = 0; of_this && k < s.n; k++) /* a copy of this one would do as well */
+            other = other || (strcmp(s.list[k].path, path) != 0 &&
+                              (strcmp(s.list[k].is.digest, parent) == 0 || strcmp(s.list[k].is.same_as, parent) == 0));
+        if (of_this && !other) snprintf(child, PATH_MAX, "%s", s.list[i].path);
+    }
+    siblings_fini(&s);
+    return status;
+}
+
+/* -- opening chains ------------------------------------------------------------------------------------------------------------------------ */
+
+/** @parent is what @c is an increment of: the number before, and all tensors of which @c has some rows only, in the same form. */
+static peri_status check_parent(const peri_checkpoint *c, const peri_checkpoint *parent)
+{
+    if (strcmp(parent->m.digest, c->m.parent) != 0 && strcmp(parent->m.same_as, c->m.parent) != 0)
+        return peri__fail(PERI_EFORMAT, "checkpoint '%.200s' is an increment of checkpoint %s; '%.200s' is checkpoint %s", c->folder,
+                          c->m.parent, parent->folder, parent->m.digest);
+    if (parent->m.increment != c->m.increment - 1)
+        return peri__fail(PERI_EFORMAT, "checkpoint '%.200s' is increment %lld of its chain, and its parent '%.200s' increment %lld: they are "
+                          "out of order", c->folder, (long long)c->m.increment, parent->folder, (long long)parent->m.increment);
+    for (int64_t i = 0; i < c->m.n_entries; i++) {
+        const peri__entry *e = &c->m.entries[i], *p;
+        bool some = false;
+        for (int64_t k = e->first_piece; k < e->first_piece + e->n_pieces; k++) some = some || c->m.pieces[k].rows;
+        if (!some) continue;
+        p = peri__entry_named(&parent->m, peri__entry_name(&c->m, e));
+        if (p && p->dtype == e->dtype && p->ndim == e->ndim &&
+            memcmp(peri__entry_shape(&parent->m, p), peri__entry_shape(&c->m, e), (size_t)e->ndim * sizeof(int64_t)) == 0)
+            continue;
+        return peri__fail(PERI_EFORMAT, "checkpoint '%.200s' has some rows of tensor '%.150s', which its parent '%.200s' %s", c->folder,
+                          peri__entry_name(&c->m, e), parent->folder, p ? "has in another form" : "does not have");
+    }
+    return PERI_OK;
+}
+
+/** A chain has two descriptors open for each of its checkpoints. */
+static void allow_descriptors(int64_t levels)
+{
+    struct rlimit r;
+    const rlim_t want = (rlim_t)(levels + 512);
+    if (levels < 256 || getrlimit(RLIMIT_NOFILE, &r) != 0 || r.rlim_cur >= want) return;
+    r.rlim_cur = peri__min(want, r.rlim_max);
+    (void)setrlimit(RLIMIT_NOFILE, &r); /* else opening fails in words */
+}
+
+/** @parent, opened for @c. */
+static void adopt(peri_checkpoint *c, peri_checkpoint *parent)
+{
+    parent->inner = true;
+    parent->tools = c->tools;
+    c->parent = parent;
+}
+
+peri_status peri__checkpoint_open_parents(peri_checkpoint *c, const char *given)
+{
+    char path[PATH_MAX], what[PERI_MESSAGE_MAX];
+    siblings s = {0};
+    if (!*c->m.parent) return PERI_OK;
+    PERI_TRY(trimmed(given, path));
+    allow_descriptors(c->m.increment);
+    peri_status status = siblings_of(path, &s);
+    for (peri_checkpoint *last = c, *parent; status >= 0 && *last->m.parent; last = parent) {
+        const sibling *found = find(&s, last->m.parent);
+        if (!found) {
+            status = peri__fail(PERI_ENOTFOUND,
+                                "checkpoint '%.200s' is increment %lld of a chain, and what it is an increment of is missing: checkpoint %s "
+                                "(%s) is not in folder '%.200s'",
+                                last->folder, (long long)last->m.increment, last->m.parent,
+                                last->m.increment == 1 ? "the full one" : "the increment before it", s.folder);
+            break;
+        }
+        snprintf(what, sizeof what, "checkpoint '%.200s': what it is an increment of, '%.200s'", given, found->path);
+        status = peri__checkpoint_open_alone(found->path, what, &parent);
+        if (status < 0) break;
+        adopt(last, parent);
+        status = check_parent(last, parent);
+    }
+    siblings_fini(&s);
+    return status;
+}
+
+/** Checkpoint @i of a list, on top of the chain @below. */
+static peri_status open_on(const char *const *paths, int32_t i, peri_checkpoint *below, peri_checkpoint **out)
+{
+    peri_checkpoint *c;
+    PERI_TRY(peri_checkpoint_open_alone(paths[i], &c));
+    peri_status status = PERI_OK;
+    int32_t at = i - 1;
+    for (const peri_checkpoint *b = below; b && status >= 0; b = b->parent, at--)
+        if (strcmp(b->m.digest, c->m.digest) == 0)
+            status = peri__fail(PERI_EINVAL, "peri_checkpoint_open_chain: '%.200s' is there twice: checkpoint %d of the list, '%.200s', is the same",
+                                paths[i], at + 1, paths[at]);
+    if (status >= 0 && !below && *c->m.parent)
+        status = peri__fail(PERI_EINVAL, "peri_checkpoint_open_chain: the list begins with '%.200s', which is an increment of checkpoint %s; "
+                            "that one is missing in front of it", paths[i], c->m.parent);
+    if (status >= 0 && below && !*c->m.parent)
+        status = peri__fail(PERI_EINVAL, "peri_checkpoint_open_chain: '%.200s' is a full checkpoint: only the first of a list is", paths[i]);
+    if (status >= 0 && below && strcmp(c->m.parent, below->m.digest) != 0 && strcmp(c->m.parent, below->m.same_as) != 0)
+        status = peri__fail(PERI_EINVAL, "peri_checkpoint_open_chain: '%.150s' (increment %lld) is an increment of checkpoint %s, and behind "
+                            "'%.150s' (increment %lld), which is %s: increments are missing, out of order, or of another run", paths[i],
+                            (long long)c->m.increment, c->m.parent, paths[i - 1], (long long)below->m.increment, below->m.digest);
+    if (status >= 0 && below) status = check_parent(c, below);
+    if (status < 0) {
+        peri_checkpoint_release(c);
+        return status;
+    }
+    if (below) adopt(c, below);
+    *out = c;
+    return PERI_OK;
+}
+
+peri_status peri_checkpoint_open_chain(const char *const *paths, int32_t n, peri_checkpoint **out)
+{
+    PERI_NEED(paths);
+    PERI_NEED(out);
+    if (n < 1) return peri__fail(PERI_EINVAL, "peri_checkpoint_open_chain: %d paths, allowed: 1 or more", n);
+    peri_checkpoint *c = NULL;
+    allow_descriptors(n);
+    for (int32_t i = 0; i < n; i++) {
+        peri_checkpoint *next;
+        if (!paths[i]) return peri_checkpoint_release(c), peri__fail(PERI_EINVAL, "peri_checkpoint_open_chain: path %d is missing", i);
+        peri_status status = open_on(paths, i, c, &next);
+        if (status < 0) {
+            peri_checkpoint_release(c);
+            return status;
+        }
+        c = next;
+    }
+    for (peri_checkpoint *p = c->parent; p; p = p->parent) p->tools = c->tools;
+    *out = c;
+    return PERI_OK;
+}
+
+int64_t peri_checkpoint_levels(const peri_checkpoint *c)
+{
+    int64_t n = 0;
+    for (; c; c = c->parent) n++;
+    return n;
+}
+
+const char *peri_checkpoint_level(const peri_checkpoint *c, int64_t level)
+{
+    for (; c && level > 0; level--) c = c->parent;
+    return c && level == 0 ? c->folder : NULL;
+}

@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * compact.c: a full checkpoint of a chain: every tensor is read through the chain in blocks, and written as a whole.
+ */
+#include "reader.h"
+
+/** All bytes of all checkpoints of the chain are what their checksums say. */
+static peri_status verify_all(peri_checkpoint *c)
+{
+    for (; c; c = c->parent)
+        for (int64_t i = 0; i < c->m.n_entries; i++)
+            for (int64_t k = 0; k < c->m.entries[i].n_pieces; k++) PERI_TRY(peri_checkpoint_verify(c, i, k));
+    return PERI_OK;
+}
+
+/** The pieces of the last of the chain, without those that list rows. */
+static peri_status announce(const peri_checkpoint *c, peri_checkpoint_writer *w)
+{
+    for (int64_t i = 0; i < c->m.n_entries; i++) {
+        const peri__entry *e = &c->m.entries[i];
+        peri_checkpoint_tensor t;
+        PERI_TRY(peri_checkpoint_tensor_at(c, i, &t));
+        if (peri__lists_rows(t.name)) continue;
+        for (int64_t k = 0; k < e->n_pieces; k++) {
+            peri_checkpoint_region region;
+            peri__piece_region(&c->m, e, &c->m.pieces[e->first_piece + k], &region);
+            region.rows = NULL;
+            PERI_TRY(peri_checkpoint_writer_add(w, &t, &region));
+        }
+        if (e->n_pieces == 0) PERI_TRY(peri_checkpoint_writer_add(w, &t, &(peri_checkpoint_region){0}));
+    }
+    return PERI_OK;
+}
+
+/** Write rectangle @r of tensor @index in row-major order, cut along its first dimension of more than one index, and so on. @memory:
+ *  PERI__IO_BLOCK bytes. */
+static peri_status put(peri_checkpoint *c, int64_t index, const peri_checkpoint_region *r, peri_checkpoint_writer *w, char *memory)
+{
+    const peri__entry *e = &c->m.entries[index];
+    const int64_t bytes = peri__volume(e->ndim, r->size) * peri_dtype_size(e->dtype);
+    int32_t d = 0;
+    if (bytes == 0) return PERI_OK;
+    if (bytes <= PERI__IO_BLOCK) {
+        PERI_TRY(peri__checkpoint_read_host(c, index, r, memory));
+        return peri_checkpoint_writer_put_bytes(w, memory, bytes);
+    }
+    while (r->size[d] == 1) d++;
+    const int64_t step = peri__max(1, PERI__IO_BLOCK / (bytes / r->size[d]));
+    for (int64_t i = 0; i < r->size[d]; i += step) {
+        peri_checkpoint_region part = *r;
+        part.offset[d] += i;
+        part.size[d] = peri__min(step, r->size[d] - i);
+        PERI_TRY(put(c, index, &part, w, memory));
+    }
+    return PERI_OK;
+}
+
+static peri_status put_all(peri_checkpoint *c, peri_checkpoint_writer *w, char *memory)
+{
+    for (int64_t i = 0; i < c->m.n_entries; i++) {
+        const peri__entry *e = &c->m.entries[i];
+        if (peri__lists_rows(peri__entry_name(&c->m, e))) continue;
+        for (int64_t k = 0; k < e->n_pieces; k++) {
+            peri_checkpoint_region region;
+            peri__piece_region(&c->m, e, &c->m.pieces[e->first_piece + k], &region);
+            region.rows = NULL;
+            PERI_TRY(put(c, i, &region, w, memory));
+        }
+    }
+    return peri_checkpoint_writer_finish(w);
+}
+
+/** Into folder @folder, which becomes @path. */
+static peri_status write(peri_checkpoint *c, const char *folder, const char *path, bool replace, char *digest)
+{
+    peri_checkpoint_writer *w;
+    const peri_checkpoint_facts facts = {.values = peri_checkpoint_values(c), .increment = c->m.increment, .same_as = c->m.digest};
+    const char *part;
+    char *memory = peri__alloc(PERI__IO_BLOCK);
+    if (!memory) return PERI_ENOMEM;
+    peri_status status = peri_checkpoint_writer_new(folder, "rank-0", 0, &w);
+    if (status < 0) goto out;
+    status = announce(c, w);
+    if (status >= 0) status = put_all(c, w, memory);
+    if (status >= 0) status = peri_checkpoint_writer_part(w, &part);
+    if (status >= 0) status = peri_checkpoint_publish(folder, path, &part, 1, &facts, replace, digest);
+    peri_checkpoint_writer_release(w);
+out:
+    peri__free(memory);
+    return status;
+}
+
+peri_status peri_checkpoint_compact(peri_checkpoint *c, const char *path, bool replace, char digest[PERI_CHECKPOINT_DIGEST + 1])
+{
+    peri_checkpoint_folder *folder;
+    PERI_NEED(c);
+    PERI_NEED(path);
+    PERI_NEED(digest);
+    if (!*c->m.parent)
+        return peri__fail(PERI_EINVAL, "peri_checkpoint_compact: '%.300s' is no increment: it is whole by itself", c->folder);
+    if (!c->parent) return peri__fail(PERI_EINVAL, "peri_checkpoint_compact: '%.300s' was opened alone", c->folder);
+    PERI_TRY(verify_all(c));
+    PERI_TRY(peri_checkpoint_folder_new(path, &folder));
+    peri_status status = write(c, peri_checkpoint_folder_path(folder), path, replace, digest);
+    peri_checkpoint_folder_release(folder);
+    return status;
+}
