@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * marks.c: which rows of a table batch changed since they were asked for last: a watch (watch.h) that sets bits, for increments of
+ * checkpoints.
+ */
+#include "watch.h"
+
+#include <stdlib.h>
+
+struct peri_row_marks {
+    peri__row_watch watch;
+    peri__refs refs;
+    peri_tbe *tbe; /* retained */
+    peri__row_bits bits;
+    atomic_bool all; /* bits could not be set: all rows count as changed */
+};
+
+/** A step does not fail because of this: rows that could not be marked are among those that count as changed. */
+static peri_status mark(peri__row_watch *watch, peri_tbe *tbe, const peri__row_change *change)
+{
+    peri_row_marks *m = (peri_row_marks *)watch;
+    if (atomic_load(&m->all)) return PERI_OK;
+    if (peri__row_bits_mark(tbe, &m->bits, change, false) < 0) atomic_store(&m->all, true);
+    return PERI_OK;
+}
+
+peri_status peri_row_marks_new(peri_tbe *tbe, peri_row_marks **out)
+{
+    PERI_NEED(tbe);
+    PERI_NEED(out);
+    PERI_TRY(PERI_NEED_WORK("peri_row_marks_new", tbe->device, PERI_K_tbe_mark));
+    peri_row_marks *m = peri__alloc_zero(sizeof *m);
+    if (!m) return PERI_ENOMEM;
+    m->watch.before = mark;
+    peri__refs_init(&m->refs);
+    peri_status status = peri__row_bits_init(tbe, &m->bits);
+    if (status >= 0) status = peri__tbe_watch(tbe, &m->watch);
+    if (status < 0) {
+        peri__row_bits_fini(&m->bits);
+        peri__free(m);
+        return status;
+    }
+    m->tbe = tbe;
+    peri_tbe_retain(tbe);
+    peri__object_count(1);
+    *out = m;
+    return PERI_OK;
+}
+
+void peri_row_marks_release(peri_row_marks *m)
+{
+    if (!m || !peri__refs_drop(&m->refs)) return;
+    peri__tbe_unwatch(m->tbe, &m->watch);
+    peri__tbe_forget(m->tbe, &m->bits.words);
+    peri__row_bits_fini(&m->bits);
+    peri_tbe_release(m->tbe);
+    peri__object_count(-1);
+    peri__free(m);
+}
+
+/** Within a call: the bits on the host, and zeros in their place. */
+static peri_status take(peri_row_marks *m, peri_tensor *to)
+{
+    if (atomic_exchange(&m->all, false)) PERI_TRY(peri_tensor_fill(to, -1)); /* all bits */
+    else PERI_TRY(peri_tensor_copy(to, m->bits.words));
+    return peri_tensor_fill(m->bits.words, 0);
+}
+
+peri_status peri_row_marks_take(peri_row_marks *m, peri_tensor **out)
+{
+    peri_device *cpu;
+    peri_tensor *t;
+    PERI_NEED(m);
+    PERI_NEED(out);
+    int64_t words = peri__numel(m->bits.words);
+    PERI_TRY(peri_device_get("cpu", &cpu));
+    PERI_TRY(peri_tensor_new(cpu, PERI_I64, 1, &words, &t));
+    peri_status status = peri__tbe_enter(m->tbe, true);
+    if (status >= 0) status = peri__tbe_leave(m->tbe, true, take(m, t));
+    if (status >= 0) status = peri_stream_synchronize(peri_stream_current(m->tbe->device));
+    if (status < 0) {
+        atomic_store(&m->all, true);
+        peri_tensor_release(t);
+        return status;
+    }
+    *out = t;
+    return PERI_OK;
+}
+
+/** Words on the host. */
+static peri_status check_words(const char *function, const peri_tensor *bits)
+{
+    char text[128];
+    if (bits->dtype == PERI_I64 && bits->ndim == 1 && peri__contiguous(bits) && peri__immediate(peri__device(bits))) return PERI_OK;
+    return peri__fail(PERI_EINVAL, "%s: bits are %s, wanted what peri_row_marks_take returns", function,
+                      peri__tensor_text(bits, text, sizeof text));
+}
+
+peri_status peri_row_bits_join(peri_tensor *bits, const peri_tensor *more)
+{
+    PERI_NEED(bits);
+    PERI_NEED(more);
+    PERI_TRY(check_words("peri_row_bits_join", bits));
+    PERI_TRY(check_words("peri_row_bits_join", more));
+    if (peri__numel(bits) != peri__numel(more))
+        return peri__fail(PERI_EINVAL, "peri_row_bits_join: %lld and %lld words", (long long)peri__numel(bits), (long long)peri__numel(more));
+    peri__changed(bits);
+    uint64_t *to = peri__data(bits);
+    const uint64_t *from = peri__data(more);
+    for (int64_t i = 0; i < peri__numel(bits); i++) to[i] |= from[i];
+    return PERI_OK;
+}
+
+peri_status peri_row_bits_list(const peri_tbe *tbe, int64_t table, const peri_tensor *bits, peri_tensor **out)
+{
+    static const char f[] = "peri_row_bits_list";
+    PERI_NEED(tbe);
+    PERI_NEED(bits);
+    PERI_NEED(out);
+    PERI_TRY(check_words(f, bits));
+    if (table < 0 || table >= tbe->n_tables)
+        return peri__fail(PERI_ERANGE, "%s: table %lld, allowed: 0..%lld", f, (long long)table, (long long)tbe->n_tables - 1);
+    const int64_t first = peri__first_row(tbe, table), past = first + tbe->tables[table].config.rows;
+    if (past > peri__numel(bits) * 64) return peri__fail(PERI_EINVAL, "%s: bits are of another table batch", f);
+    const uint64_t *words = peri__data(bits);
+    int64_t n = 0;
+    for (int pass = 0; pass < 2; pass++) { /* count, then list */
+        int64_t *rows = NULL, at = 0;
+        if (pass) {
+            PERI_TRY(peri_tensor_new(peri__device(bits), PERI_I64, 1, &n, out));
+            rows = peri__data(*out);
+        }
+        for (int64_t row = first; row < past;) {
+            uint64_t word = words[row / 64] >> row % 64;
+            if (past - row < 64) word &= ((uint64_t)1 << (past - row)) - 1;
+            if (!pass) at += __builtin_popcountll(word);
+            else
+                for (; word; word &= word - 1) rows[at++] = row + __builtin_ctzll(word) - first;
+            row = (row / 64 + 1) * 64;
+        }
+        n = at;
+    }
+    return PERI_OK;
+}
+
+/* -- the rows themselves --------------------------------------------------------------------------------------------------------------- */
+
+/** Rows @list [n] of state @part into @to, by runs of rows that follow each other. Within a call. */
+static peri_status read_runs(peri_tbe *tbe, int64_t table, int32_t part, const int64_t *list, int64_t n, peri_tensor *to)
+{
+    for (int64_t i = 0, past; i < n; i = past) {
+        peri_tensor *some;
+        for (past = i + 1; past < n && list[past] == list[past - 1] + 1;) past++;
+        PERI_TRY(peri_tensor_slice(to, 0, i, past, 1, &some));
+        peri_status status = tbe->store->read(tbe, table, part, list[i], some);
+        peri_tensor_release(some);
+        PERI_TRY(status);
+    }
+    return PERI_OK;
+}
+
+/** The same in memory: one row after the other where the host reaches them. */
+static peri_status read_here(peri_tbe *tbe, int64_t table, int32_t part, const int64_t *list, int64_t n, peri_tensor *to)
+{
+    peri_tensor *view;
+    PERI_TRY(peri__state_view(tbe, table, part, &view));
+    const int64_t size = peri_dtype_size(view->dtype), stride = view->stride[0] * size;
+    const int64_t row = (view->ndim > 1 ? view->shape[1] : 1) * size;
+    const char *from = peri__data(view);
+    char *out = peri__data(to);
+    for (int64_t i = 0; i < n; i++) memcpy(out + i * row, from + list[i] * stride, (size_t)row);
+    peri_tensor_release(view);
+    return PERI_OK;
+}
+
+peri_status peri_tbe_read_rows(peri_tbe *tbe, int64_t table, const char *name, const peri_tensor *rows, peri_tensor **out)
+{
+    static const char f[] = "peri_tbe_read_rows";
+    int64_t shape[2];
+    int32_t part = 0;
+    peri_tensor *t = NULL;
+    PERI_NEED(tbe);
+    PERI_NEED(name);
+    PERI_NEED(rows);
+    PERI_NEED(out);
+    PERI_TRY(check_words(f, rows));
+    const int32_t geometry = peri_tbe_state_geometry(tbe, name), ndim = peri_tbe_state_shape(tbe, table, name, shape);
+    if (geometry < 0 || ndim < 0) return geometry < 0 ? geometry : ndim;
+    if (geometry != PERI_STATE_FULL && geometry != PERI_STATE_ROW) return peri__fail(PERI_EINVAL, "%s: state '%.60s' has no rows", f, name);
+    while (strcmp(tbe->state[part].name, name) != 0) part++;
+    const int64_t n = peri__numel(rows), *list = peri__data(rows);
+    for (int64_t i = 0; i < n; i++)
+        if (list[i] < 0 || list[i] >= tbe->tables[table].config.rows)
+            return peri__fail(PERI_ERANGE, "%s: table '%s': row %lld, allowed: 0..%lld", f, tbe->tables[table].name, (long long)list[i],
+                              (long long)tbe->tables[table].config.rows - 1);
+    const bool here = tbe->store->whole && peri__immediate(tbe->device);
+    shape[0] = n;
+    if (peri__tbe_bytes(tbe->dtype)) shape[1] = peri__tbe_stride(tbe->dtype, shape[1]);
+    PERI_TRY(peri_tensor_new(tbe->device, tbe->state[part].dtype, ndim, shape, &t));
+    peri_status status = peri__tbe_enter(tbe, true);
+    if (status >= 0)
+        status = peri__tbe_leave(tbe, true, here ? read_here(tbe, table, part, list, n, t) : read_runs(tbe, table, part, list, n, t));
+    if (status < 0) peri_tensor_release(t);
+    else *out = t;
+    return status;
+}
