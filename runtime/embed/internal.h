@@ -269,8 +269,8 @@ bool peri__tbe_inside(const peri_tbe *tbe);
 /** Whose memory a view is of is looked up among the table batches that were listed. (listed.c) */
 void peri__tbe_list(peri_tbe *tbe);
 void peri__tbe_unlist(peri_tbe *tbe);
-/** The table batch whose rows lie in the memory of @t, retained, and which state that is; NULL: there is none. */
-peri_tbe *peri__tbe_holding(const peri_tensor *t, int32_t *state);
+/** The table batch (retained), table and state that @t is a view of, with all its rows where peri_tbe_state has them; NULL: there is none. */
+peri_tbe *peri__tbe_of_view(const peri_tensor *t, int64_t *table, int32_t *state);
 /** Before the table batch goes: no watch is told any more, also of what is written through views that stay. (watch.c) */
 void peri__tbe_deaf(peri_tbe *tbe);
 /** Workspace @which of at least @count elements of @dtype. In calls that are alone. */

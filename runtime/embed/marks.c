@@ -10,7 +10,7 @@
 struct peri_row_marks {
     peri__row_watch watch;
     peri__refs refs;
-    peri_tbe *tbe; /* retained */
+    peri_tbe *tbe; /* borrowed, so that marks do not keep its memory; NULL: it is gone */
     peri__row_bits bits;
     atomic_bool all; /* bits could not be set: all rows count as changed */
 };
@@ -24,6 +24,13 @@ static peri_status mark(peri__row_watch *watch, peri_tbe *tbe, const peri__row_c
     return PERI_OK;
 }
 
+static void gone(peri__row_watch *watch, peri_tbe *tbe)
+{
+    peri_row_marks *m = (peri_row_marks *)watch;
+    peri__tbe_forget(tbe, &m->bits.words);
+    m->tbe = NULL;
+}
+
 peri_status peri_row_marks_new(peri_tbe *tbe, peri_row_marks **out)
 {
     PERI_NEED(tbe);
@@ -32,6 +39,7 @@ peri_status peri_row_marks_new(peri_tbe *tbe, peri_row_marks **out)
     peri_row_marks *m = peri__alloc_zero(sizeof *m);
     if (!m) return PERI_ENOMEM;
     m->watch.before = mark;
+    m->watch.gone = gone;
     peri__refs_init(&m->refs);
     peri_status status = peri__row_bits_init(tbe, &m->bits);
     if (status >= 0) status = peri__tbe_watch(tbe, &m->watch);
@@ -41,7 +49,6 @@ peri_status peri_row_marks_new(peri_tbe *tbe, peri_row_marks **out)
         return status;
     }
     m->tbe = tbe;
-    peri_tbe_retain(tbe);
     peri__object_count(1);
     *out = m;
     return PERI_OK;
@@ -50,10 +57,11 @@ peri_status peri_row_marks_new(peri_tbe *tbe, peri_row_marks **out)
 void peri_row_marks_release(peri_row_marks *m)
 {
     if (!m || !peri__refs_drop(&m->refs)) return;
-    peri__tbe_unwatch(m->tbe, &m->watch);
-    peri__tbe_forget(m->tbe, &m->bits.words);
+    if (m->tbe) {
+        peri__tbe_unwatch(m->tbe, &m->watch);
+        peri__tbe_forget(m->tbe, &m->bits.words);
+    }
     peri__row_bits_fini(&m->bits);
-    peri_tbe_release(m->tbe);
     peri__object_count(-1);
     peri__free(m);
 }
@@ -72,6 +80,7 @@ peri_status peri_row_marks_take(peri_row_marks *m, peri_tensor **out)
     peri_tensor *t;
     PERI_NEED(m);
     PERI_NEED(out);
+    if (!m->tbe) return peri__fail(PERI_ENOTFOUND, "peri_row_marks_take: the table batch is gone");
     int64_t words = peri__numel(m->bits.words);
     PERI_TRY(peri_device_get("cpu", &cpu));
     PERI_TRY(peri_tensor_new(cpu, PERI_I64, 1, &words, &t));
@@ -86,6 +95,8 @@ peri_status peri_row_marks_take(peri_row_marks *m, peri_tensor **out)
     *out = t;
     return PERI_OK;
 }
+
+bool peri_row_marks_alive(const peri_row_marks *m) { return m && m->tbe; }
 
 /** Words on the host. */
 static peri_status check_words(const char *function, const peri_tensor *bits)
@@ -111,7 +122,7 @@ peri_status peri_row_bits_join(peri_tensor *bits, const peri_tensor *more)
     return PERI_OK;
 }
 
-peri_status peri_row_bits_list(const peri_tbe *tbe, int64_t table, const peri_tensor *bits, peri_tensor **out)
+peri_status peri_row_bits_list(const peri_tbe *tbe, int64_t table, const peri_tensor *bits, int64_t first_row, peri_tensor **out)
 {
     static const char f[] = "peri_row_bits_list";
     PERI_NEED(tbe);
@@ -135,7 +146,7 @@ peri_status peri_row_bits_list(const peri_tbe *tbe, int64_t table, const peri_te
             if (past - row < 64) word &= ((uint64_t)1 << (past - row)) - 1;
             if (!pass) at += __builtin_popcountll(word);
             else
-                for (; word; word &= word - 1) rows[at++] = row + __builtin_ctzll(word) - first;
+                for (; word; word &= word - 1) rows[at++] = row + __builtin_ctzll(word) - first + first_row;
             row = (row / 64 + 1) * 64;
         }
         n = at;

@@ -342,32 +342,16 @@ static peri_status add(peri_moment *m, peri_tbe *tbe, int64_t table, int32_t sta
     return PERI_OK;
 }
 
-/** The table whose part @t is: it has all its rows, where peri_tbe_state has them. -1: none. */
-static int64_t table_of_view(const peri_tbe *tbe, int32_t state, const peri_tensor *t)
-{
-    for (int64_t i = 0; i < tbe->n_tables; i++) {
-        peri_tensor *view;
-        if (peri__state_view((peri_tbe *)(uintptr_t)tbe, i, state, &view) < 0) return -1;
-        const bool same = view->ndim == t->ndim && view->offset == t->offset && view->shape[0] > 0 &&
-                          memcmp(view->shape, t->shape, (size_t)t->ndim * sizeof *t->shape) == 0 &&
-                          memcmp(view->stride, t->stride, (size_t)t->ndim * sizeof *t->stride) == 0;
-        peri_tensor_release(view);
-        if (same) return i;
-    }
-    return -1;
-}
-
 peri_status peri_moment_add(peri_moment *m, const peri_tensor *t, int64_t *index)
 {
     PERI_NEED(m);
     PERI_NEED(t);
     PERI_NEED(index);
-    int32_t state = 0;
+    int32_t state;
+    int64_t table;
     *index = -1;
-    peri_tbe *tbe = peri__tbe_holding(t, &state);
-    if (!tbe) return PERI_OK;
-    const int64_t table = has_rows(tbe, state) ? table_of_view(tbe, state, t) : -1;
-    peri_status status = table < 0 ? PERI_OK : add(m, tbe, table, state, t->dtype, index);
+    peri_tbe *tbe = peri__tbe_of_view(t, &table, &state);
+    peri_status status = tbe ? add(m, tbe, table, state, t->dtype, index) : PERI_OK;
     peri_tbe_release(tbe);
     return status;
 }

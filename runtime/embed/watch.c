@@ -87,6 +87,10 @@ void peri__tbe_unwatch(peri_tbe *tbe, peri__row_watch *watch)
 void peri__tbe_deaf(peri_tbe *tbe)
 {
     if (tbe->watches) listen(tbe, false);
+    for (peri__row_watch *w = tbe->watches, *next; w; w = next) {
+        next = w->next;
+        if (w->gone) w->gone(w, tbe);
+    }
     tbe->watches = NULL;
 }
 

@@ -52,6 +52,8 @@ typedef struct peri__row_watch {
      * the current stream comes before the change, tbe->store->read may be called, and functions that begin a call (peri_tbe_read) may not.
      * An error stops the call whose change it is, before anything has changed; writes through a view go on all the same. */
     peri_status (*before)(struct peri__row_watch *watch, peri_tbe *tbe, const peri__row_change *change);
+    /* The table batch goes, and forgets the watch; its memory is still there. NULL: the watch does not want to know. */
+    void (*gone)(struct peri__row_watch *watch, peri_tbe *tbe);
     struct peri__row_watch *next;
 } peri__row_watch;
 

@@ -15,6 +15,7 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local signature = require "perilune.signature"
 local Tensor = require "perilune.tensor"
+local changes = require "perilune.embed.changes"
 local C, check, state = P.C, P.check, P.state
 
 local M = {}
@@ -31,7 +32,7 @@ local function now() return tonumber(C.peri_time_ns()) * 1e-9 end
 local AsyncSave = util.class "AsyncSave"
 M.AsyncSave = AsyncSave
 
---- s: what save.lua has begun; functions: its writer_of, part_of, join.
+--- s: what save.lua has begun; functions: its writer_of, part_of, join, settle.
 function AsyncSave:init(s, functions)
   self.path, self.digest = s.path, false
   self._s, self._f = s, functions
@@ -48,6 +49,7 @@ function AsyncSave:__tostring() return ("a save of '%s' that is under way (%s)")
 
 --- A copy of a piece that does not change with the rows of a table, in the host's memory.
 local function copy_of(p)
+  if p.rows then return changes.read(p.source, p.rows):to(nil, "cpu") end
   local copy = Tensor.empty(p.size, p.dtype, "cpu")
   local tensor = p.tensor or p.shard.tensor
   if tensor then copy:copy(tensor:detach()) else p.shard.read(0, copy) end
@@ -62,7 +64,9 @@ function AsyncSave:_take()
   for _, p in ipairs(s.pieces) do
     local tensor, source = p.tensor or p.shard.tensor, p.shard and p.shard.source
     index_out[0] = -1
-    if tensor then
+    if p.rows then -- they are few, and copied at once
+      source = nil
+    elseif tensor then
       check(C.peri_moment_add(self._moment.ptr, Tensor.ptr(tensor), index_out))
     elseif source then
       local tbe, number, name = source()
@@ -70,7 +74,7 @@ function AsyncSave:_take()
     end
     p.part = tonumber(index_out[0])
     if p.part < 0 then p.copy = P.lasting(copy_of, p) end
-    p.tensor, p.shard = nil, nil
+    p.tensor, p.shard, p.source, p.global = nil, nil, nil, nil
   end
   self._writer = self._f.writer_of(s.folder, s.rank, s.pieces, s.a.file_bytes or 0)
 end
@@ -84,7 +88,7 @@ local function copy_block(self, waits)
     self._phase = "sync"
     return false
   end
-  local rows = #p.size == 0 and 1 or p.size[1]
+  local rows = p.listed or #p.size == 0 and 1 or p.size[1]
   local row_bytes = rows > 0 and p.bytes / rows or 0
   local n = math.min(rows - self._row, math.max(1, math.floor(M.pace.block / math.max(row_bytes, 1))))
   if not waits and tonumber(C.peri_checkpoint_writer_room(self._writer.ptr)) < n * row_bytes then
@@ -160,7 +164,6 @@ local function agree(self)
       local ok, result = xpcall(self._f.join, P.locate, s, util.map(texts, function(text) return text:sub(2) end))
       outcome = ok and "+" .. result or "-" .. errors.describe(result)
     end
-    s.held:release() -- what was not published is removed
     outcome = outcome:sub(1, OUTCOME)
   end
   if group then
@@ -197,8 +200,8 @@ local function advance(self, waits, credit)
     round = round + 1
   until self._outcome or not waits
   if self._outcome then
-    if self._s.held then self._s.held:release() end
     if self._outcome:sub(1, 1) == "+" then self.digest = self._outcome:sub(2) end
+    self._f.settle(self._s, self.digest or nil)
   end
 end
 

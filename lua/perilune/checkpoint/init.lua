@@ -9,13 +9,14 @@ local signature = require "perilune.signature"
 
 local M = { Checkpoint = Checkpoint }
 
---- Open a checkpoint to look into it: see checkpoint/reader.lua. Local.
+--- Open a checkpoint to look into it, an increment with all that it is an increment of; or a list of paths, a full checkpoint and its
+--- increments in their order: see checkpoint/reader.lua. Local.
 function M.open(path) return Checkpoint(path) end
 
 --- Save the state of some objects as the checkpoint `path`: parts: name -> an object with state_dict and load_state_dict (a model, an
 --- optimizer, a schedule, ...); the optimizers of a model's fused tables go with the model. options: values =, replace =, group =,
---- file_bytes =, parent =, async =, see checkpoint/save.lua. Returns the checkpoint's digest. Collective; blocks until it is on the
---- disk, or with async = true returns a handle at once (checkpoint/async.lua).
+--- file_bytes =, increment_of =, increments =, async =, see checkpoint/save.lua. Returns the checkpoint's digest. Collective; blocks until it
+--- is on the disk, or with async = true returns a handle at once (checkpoint/async.lua).
 function M.save(path, parts, options) return require("perilune.checkpoint.save").save(path, parts, options) end
 
 --- Load the checkpoint `path` into such objects, which may have other plans and be on other numbers of ranks. Everything that was saved
@@ -26,7 +27,14 @@ function M.load(path, parts, options) return require("perilune.checkpoint.load")
 --- Remove the checkpoint `path`: its files, and nothing that is not of it. Local: one rank does it.
 function M.remove(path) P.check(P.C.peri_checkpoint_remove(path)) end
 
-signature.check("checkpoint.", M, { remove = "path: string", open = "path: string", save = "path: string, parts: table, options: table?",
+signature.kind("checkpoint_path", "a path, or a list of paths", function(x)
+  if type(x) ~= "table" then return type(x) == "string" end
+  for _, path in ipairs(x) do
+    if type(path) ~= "string" then return false end
+  end
+  return #x > 0
+end)
+signature.check("checkpoint.", M, { remove = "path: string", open = "path: checkpoint_path", save = "path: string, parts: table, options: table?",
   load = "path: string, parts: table, options: table?" })
 
 return util.face("peri.checkpoint", M, { Saver = "perilune.checkpoint.saver" })

@@ -25,13 +25,7 @@ end
 local function open_together(group, func, met, path)
   local c
   together(group, func, met, function() c = Checkpoint(path) end)
-  local digests = group and group:all_gather_object(c:digest(), func) or {}
-  for r, digest in ipairs(digests) do
-    if digest ~= digests[1] then
-      P.fail(("%s: '%s' is checkpoint %s on rank 0 and %s on rank %d: all hosts must share the folder of checkpoints"):format(func, path,
-        digests[1], digest, r - 1))
-    end
-  end
+  parts_of.one_digest(group, func, path, c:digest())
   return c
 end
 
@@ -166,6 +160,7 @@ local arguments = {
   only = util.optional,    -- list of parts ("model") and begins of names ("model/over."): nothing else is loaded
   except = util.optional,  -- likewise: what is left out
   rename = util.optional,  -- begins of names: as they are in the checkpoint -> as they are here
+  increments = false,      -- whether increments of this checkpoint will be saved: from now on the rows that change are marked
   group = util.optional,   -- the ranks that load together; default: the world, if one was joined
 }
 
@@ -179,6 +174,9 @@ local function load_from(c, func, given, a, group, met)
     dicts = dicts_of(c, saved, list, a)
     partial = partial or a.only ~= nil or a.except ~= nil
     said = resize.fit(parts, dicts)
+    if partial and a.increments then
+      P.fail(func .. ": increments = true with a part of a checkpoint: what is loaded is no state that increments could begin with")
+    end
     refusal(func, parts, dicts, partial, take_own(parts, dicts, group))
   end)
   for _, text in ipairs((not group or group:rank() == 0) and said or {}) do io.stderr:write("perilune: ", text, "\n") end
@@ -192,6 +190,7 @@ local function load_from(c, func, given, a, group, met)
     end
     all_or_none(group and { group } or {}, func, not ok and err or nil)
   end
+  if a.increments then together(group, func, met, function() require("perilune.checkpoint.save").mark(parts, c:digest()) end) end
   return saved.values
 end
 

@@ -54,6 +54,17 @@ function M.together(group, func, f, met)
   return result
 end
 
+--- An error unless all ranks have found the same checkpoint at `path`. Collective.
+function M.one_digest(group, func, path, digest)
+  local digests = group and group:all_gather_object(digest, func) or {}
+  for r, other in ipairs(digests) do
+    if other ~= digests[1] then
+      P.fail(("%s: '%s' is checkpoint %s on rank 0 and %s on rank %d: all hosts must share the folder of checkpoints"):format(func, path,
+        digests[1], other, r - 1))
+    end
+  end
+end
+
 --- An error unless `path` is one that the system can have as it is.
 function M.check_path(func, path)
   if path == "" or path:find("\0", 1, true) then P.fail(("%s: the path is empty, or has a zero byte in it"):format(func)) end

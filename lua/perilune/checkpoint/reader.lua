@@ -3,11 +3,12 @@
 --   local c = peri.checkpoint.open "model-1000"
 --   c:names()                          -- of all tensors, sorted
 --   c:tensor(name)                     -- { name =, dtype =, shape = { ... }, pieces = { { file =, begin =, bytes =, xxh3 =, offset =,
---                                      -- size =, columns = { first, number } or nil }, ... } }
+--                                      -- size =, columns = { first, number } or nil, and of an increment rows = name of the tensor that
+--                                      -- lists which rows are there, listed = how many }, ... } }
 --   c:read(name)                       -- a tensor with all of it
 --   c:read(name, { offset = { 10, 0 }, size = { 5, 64 } }, tensor)   -- a rectangle, into a tensor
 --   c:stored(name)                     -- a StoredTensor: a source for load_state_dict
---   c:values() c:digest() c:parent()
+--   c:values() c:digest() c:parent() c:increment()
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -21,12 +22,30 @@ local _, _, _, wrap = P.handle("peri_checkpoint", {}, nil, "a checkpoint")
 local out, info = ffi.new "peri_checkpoint *[1]", ffi.new "peri_checkpoint_tensor"
 local place, region_out = ffi.new "peri_checkpoint_place", ffi.new "peri_checkpoint_region"
 
+local ROWS = "%rows/" -- names of lists of rows, which are no tensors of a program
+
 local Checkpoint = util.class "Checkpoint"
 
-function Checkpoint:init(path)
+local function check_path(path)
   signature.value("checkpoint.open", "path", path, "string")
   if path:find("\0", 1, true) then P.fail "checkpoint.open: the path has a zero byte in it" end
-  check(C.peri_checkpoint_open(path, out))
+end
+
+--- path: of a checkpoint; of an increment, with all that it is an increment of; or a list of paths, a full checkpoint and increments in their
+--- order, wherever they lie. alone (true): an increment without the others, to look at what it says.
+function Checkpoint:init(path, alone)
+  if type(path) == "table" then
+    local list = ffi.new("const char *[?]", math.max(#path, 1))
+    for i, p in ipairs(path) do
+      check_path(p)
+      list[i - 1] = p
+    end
+    check(C.peri_checkpoint_open_chain(list, #path, out))
+    path = path[#path]
+  else
+    check_path(path)
+    check((alone and C.peri_checkpoint_open_alone or C.peri_checkpoint_open)(path, out))
+  end
   self.path, self._ref = path, wrap(out[0])
   self._count = tonumber(C.peri_checkpoint_count(out[0]))
 end
@@ -44,7 +63,8 @@ function Checkpoint:names()
   local list, c = {}, pointer(self)
   for i = 1, self._count do
     check(C.peri_checkpoint_tensor_at(c, i - 1, info))
-    list[i] = ffi.string(info.name)
+    local name = ffi.string(info.name)
+    if name:sub(1, #ROWS) ~= ROWS then list[#list + 1] = name end
   end
   return list
 end
@@ -79,7 +99,9 @@ function Checkpoint:tensor(name)
     pieces[k] = { file = ffi.string(place.file), begin = tonumber(place.begin), bytes = tonumber(place.bytes),
       xxh3 = place.checked and bit.tohex(tonumber(place.checksum / 2 ^ 32)) .. bit.tohex(tonumber(place.checksum % 2 ^ 32)) or nil,
       offset = numbers(region_out.offset, #shape), size = numbers(region_out.size, #shape),
-      columns = region_out.columns > 0 and { tonumber(region_out.column), tonumber(region_out.columns) } or nil }
+      columns = region_out.columns > 0 and { tonumber(region_out.column), tonumber(region_out.columns) } or nil,
+      rows = region_out.rows ~= nil and ffi.string(region_out.rows) or nil,
+      listed = region_out.rows ~= nil and tonumber(region_out.listed) or nil }
   end
   return { name = name, dtype = dtype, shape = shape, pieces = pieces }
 end
@@ -110,7 +132,21 @@ function Checkpoint:stored(name)
   return StoredTensor { size = shape, dtype = dtype, read = function(region, tensor) self:read(name, region, tensor) end }
 end
 
---- Compare all pieces with their checksums. Raises at the first that differs.
+--- Paths of the checkpoints that it consists of: itself, what it is an increment of, and so on.
+function Checkpoint:levels()
+  local list = {}
+  for i = 1, tonumber(C.peri_checkpoint_levels(pointer(self))) do list[i] = ffi.string(C.peri_checkpoint_level(pointer(self), i - 1)) end
+  return list
+end
+
+--- Make a full checkpoint at `path` of an increment and what it is an increment of; it stands for it. Returns its digest.
+function Checkpoint:compact(path, replace)
+  local digest = ffi.new "char[33]"
+  check(C.peri_checkpoint_compact(pointer(self), path, replace or false, digest))
+  return ffi.string(digest)
+end
+
+--- Compare all pieces with their checksums, of an increment its own. Raises at the first that differs.
 function Checkpoint:verify()
   for i = 0, self._count - 1 do
     check(C.peri_checkpoint_tensor_at(pointer(self), i, info))
@@ -129,10 +165,14 @@ function Checkpoint:parent()
   return digest ~= "" and digest or nil
 end
 
+--- Which increment of its chain it is; 0: a full checkpoint.
+function Checkpoint:increment() return tonumber(C.peri_checkpoint_increment(pointer(self))) end
+
 signature.kind("checkpoint_region", "{ offset = list of numbers, size = list of numbers }", function(x)
   return type(x) == "table" and type(x.offset) == "table" and type(x.size) == "table"
 end)
 signature.check("Checkpoint:", Checkpoint, { tensor = "self: table, name: string", has = "self: table, name: string",
+  compact = "self: table, path: string, replace: boolean?",
   read = "self: table, name: string, region: checkpoint_region?, tensor: tensor?", stored = "self: table, name: string", })
 
 return Checkpoint

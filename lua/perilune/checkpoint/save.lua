@@ -4,6 +4,8 @@
 -- 2. Rank 0 makes a folder, and every rank writes its pieces into files of its own there.
 -- 3. Rank 0 gets the parts of the manifest, and gives the folder its name. What one rank meets is an error on all, and no checkpoint.
 --
+-- An increment has of tables that mark their rows (embed/changes.lua) those that changed since its parent, and everything else whole.
+--
 -- With async = true the second step and the third go on behind the training: see async.lua.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
@@ -13,6 +15,9 @@ local Tensor = require "perilune.tensor"
 local parts_of = require "perilune.checkpoint.parts"
 local together = parts_of.together
 local values = require "perilune.checkpoint.values"
+local changes = require "perilune.embed.changes"
+local tracker_of = require "perilune.checkpoint.tracker"
+local Checkpoint = require "perilune.checkpoint.reader"
 local async = require "perilune.checkpoint.async"
 local C, check = P.C, P.check
 
@@ -22,14 +27,15 @@ local _, _, _, wrap_writer = P.handle("peri_checkpoint_writer", {}, nil, "a writ
 local _, _, _, wrap_folder = P.handle("peri_checkpoint_folder", {}, nil, "a folder of a checkpoint")
 local writer_out, folder_out = ffi.new "peri_checkpoint_writer *[1]", ffi.new "peri_checkpoint_folder *[1]"
 local text_out, sum_out = ffi.new "const char *[1]", ffi.new "uint64_t[1]"
-local BLOCK_BYTES = 16 * 2 ^ 20 -- of rows that are read from a shard that is no tensor
+local BLOCK_BYTES = 16 * 2 ^ 20 -- of rows that are read from a shard that is no tensor, or picked from one
 
 -- -- pieces ---------------------------------------------------------------------------------------------------------------------------
 
 local function numbers_text(list) return table.concat(list, ",") end
 
 --- A piece: { key = the same for pieces that are the same, name =, dtype =, shape =, offset =, size =, columns =, bytes =, and one of
---- tensor = (elements), shard = (of a ShardedTensor) }.
+--- tensor = (elements), shard = (of a ShardedTensor) }. Of an increment that has some rows of it only also source = (embed/changes.lua), rows
+--- = which, from row 0 of the piece on, listed = how many.
 local function piece(name, dtype, shape, m, source)
   local p = { name = name, dtype = dtype, shape = shape, offset = m.shard_offsets, size = m.shard_sizes, columns = m.columns,
     bytes = tonumber(C.peri_dtype_size(C.peri_dtype_parse(dtype))) }
@@ -149,6 +155,7 @@ local function announce(writer, p)
   t.name, t.dtype, t.ndim = p.name, C.peri_dtype_parse(p.dtype), #p.shape
   for d = 1, #p.shape do t.shape[d - 1], r.offset[d - 1], r.size[d - 1] = p.shape[d], p.offset[d], p.size[d] end
   if p.columns then r.column, r.columns = p.columns[1], p.columns[2] end
+  if p.rows then r.rows, r.listed = p.list.name, p.listed end
   check(C.peri_checkpoint_writer_add(writer, t, r))
 end
 
@@ -165,10 +172,39 @@ local function put_rows(writer, p)
   end
 end
 
+--- The rows of an increment, block by block.
+local function put_listed(writer, p)
+  local step = math.max(1, math.floor(BLOCK_BYTES / math.max(1, p.bytes / math.max(1, p.listed))))
+  for i = 0, p.listed - 1, step do
+    local block = changes.read(p.source, p.rows:slice(1, i, math.min(i + step, p.listed)))
+    check(C.peri_checkpoint_writer_put(writer, Tensor.ptr(block)))
+    block:release()
+  end
+end
+
 local function put(writer, p)
+  if p.rows then return put_listed(writer, p) end
   local tensor = p.tensor or p.shard.tensor
   if tensor then check(C.peri_checkpoint_writer_put(writer, Tensor.ptr(tensor)))
   else put_rows(writer, p) end
+end
+
+--- The pieces, each list of rows in front of the first piece that has it: pieces of the same rows of a table share one.
+local function with_lists(rank, pieces)
+  local all, lists, n = {}, {}, 0
+  for _, p in ipairs(pieces) do
+    if p.rows then
+      local key = ("%s %d %d"):format(changes.key(p.source), p.source.table, p.offset[1])
+      if not lists[key] then
+        local name = ("%%rows/%d/%d"):format(rank, n)
+        lists[key] = piece(name, "i64", { p.listed }, { shard_offsets = { 0 }, shard_sizes = { p.listed } }, { tensor = p.global() })
+        all[#all + 1], n = lists[key], n + 1
+      end
+      p.list = lists[key]
+    end
+    all[#all + 1] = p
+  end
+  return all
 end
 
 --- A writer of this rank's files to which its pieces are announced: its handle.
@@ -204,48 +240,113 @@ local arguments = {
   replace = false,                -- whether a checkpoint that is there already is replaced
   group = util.optional,          -- the ranks that save together; default: the world, if one was joined
   file_bytes = util.optional,     -- of a file, at most (a row may be larger); default: 16 GiB
-  parent = util.optional.string,  -- digest of the checkpoint that this one is an increment of
+  increments = false,             -- whether increments of this checkpoint will be saved: from now on the rows that change are marked
+  increment_of = util.optional.string, -- path of the checkpoint, saved or loaded with increments = true or an increment itself, of which
+                                  -- this one is to be an increment, in the same folder
   async = false,                  -- return at once, with a handle: see checkpoint/async.lua
 }
 
-local function publish(folder, path, all, text, a)
+-- -- increments -----------------------------------------------------------------------------------------------------------------------
+
+--- What an increment is one of: the parent, open, so that nobody removes it meanwhile.
+local function open_parent(func, path, a)
+  local parent = Checkpoint(a.increment_of, true)
+  if parent:digest() == "" then P.fail(("%s: increment_of: '%s' is a safetensors file, wanted a checkpoint"):format(func, parent.path)) end
+  local function folder_of(p) return p:gsub("/+$", ""):match "^(.*)/[^/]*$" or "." end
+  if folder_of(path) ~= folder_of(a.increment_of) then
+    P.fail(("%s: '%s' is to be an increment of '%s', which lies in another folder; parents are looked for beside their increments"):format(
+      func, path, a.increment_of))
+  end
+  return parent
+end
+
+--- Whether the parent has a tensor of which the piece may have some rows only: of the same form, with pieces of the same columns.
+local function fits_parent(parent, p)
+  if not parent:has(p.name) then return false end
+  local t = parent:tensor(p.name)
+  if t.dtype ~= p.dtype or numbers_text(t.shape) ~= numbers_text(p.shape) then return false end
+  for _, own in ipairs(t.pieces) do
+    if numbers_text(own.columns or {}) == numbers_text(p.columns and { p.columns[1], p.columns[2] } or {}) then return true end
+  end
+  return false
+end
+
+--- Leave the rows out that are as the parent has them.
+local function leave_out(parent, tracker, pieces)
+  for _, p in ipairs(pieces) do
+    local rows = p.source and fits_parent(parent, p) and P.lasting(tracker_of.rows, tracker, parent:digest(), p.source, 0)
+    local listed = rows and rows:numel()
+    if rows and listed < p.size[1] then
+      p.rows, p.listed, p.bytes = rows, listed, p.bytes / p.size[1] * listed
+      p.global = function() return tracker_of.rows(tracker, parent:digest(), p.source, p.offset[1]) end
+    end
+  end
+end
+
+--- The tracker of the first model among the parts, which counts for all; nil: there is none, or nothing is to be marked.
+local function tracker_for(func, parts, a, parent)
+  local model
+  for _, part in ipairs(parts) do model = model or part.module and part.object end
+  local tracker = model and tracker_of.of(model, a.increments)
+  if not parent then return tracker end
+  if not tracker or not tracker_of.has(tracker, parent:digest()) then
+    P.fail(("%s: increment_of: which rows changed since '%s' is not known; save or load a checkpoint with increments = true, and go on "
+      .. "from there"):format(func, parent.path))
+  end
+  return tracker
+end
+
+--- Find the sources of the pieces, whose table batches mark their rows.
+local function sources_of(pieces)
+  local list = {}
+  for _, p in ipairs(pieces) do
+    p.source = changes.source(p.tensor, p.shard)
+    list[#list + 1] = p.source
+  end
+  return list
+end
+
+local function publish(s, all)
   local list, digest = ffi.new("const char *[?]", #all), ffi.new "char[33]"
   for i, part in ipairs(all) do list[i - 1] = part end
-  local facts = ffi.new "peri_checkpoint_facts"
-  facts.values, facts.parent = text, a.parent
-  check(C.peri_checkpoint_publish(folder, path, list, #all, facts, a.replace, digest))
+  local facts, of = ffi.new "peri_checkpoint_facts", s.parent and s.parent:digest()
+  facts.values, facts.parent, facts.increment = s.text, of, s.parent and s.parent:increment() + 1 or 0
+  check(C.peri_checkpoint_publish(s.folder, s.path, list, #all, facts, s.a.replace, digest))
   return ffi.string(digest)
 end
 
 --- The first half of a save: what is to be written, and where. Collective.
-local function begin(func, path, given, a)
-  local s = { func = func, path = path, a = a, group = parts_of.group(func, a.group) }
-  local group = s.group
-  s.rank = group and group:rank() or 0
+local function begin(s, given)
+  local group, func, a = s.group, s.func, s.a
   local trees, own, extra
   together(group, func, function()
-    s.pieces, trees, own, extra = collect(parts_of.list(func, given), s.rank)
+    s.parent = a.increment_of and open_parent(func, s.path, a)
+    local parts = parts_of.list(func, given)
+    s.pieces, trees, own, extra = collect(parts, s.rank)
     values.encode({ own, trees, extra, a.values }, func) -- an error now
+    s.tracker = tracker_for(func, parts, a, s.parent)
+    s.point = s.tracker and tracker_of.begin(s.tracker, sources_of(s.pieces))
+    if s.parent then leave_out(s.parent, s.tracker, s.pieces) end
   end)
+  if s.parent then parts_of.one_digest(group, func, a.increment_of, s.parent:digest()) end
   together(group, func, function()
     local mine, all = chosen(group, func, s.pieces, own)
     for name in util.ordered(own) do trees[name] = { ranks = util.map(all, function(of) return of[name] end) } end
-    s.pieces = mine
+    s.pieces = with_lists(s.rank, mine)
     s.text = values.encode({ parts = trees, extra = extra, values = a.values, ranks = group and group:size() or 1 }, func)
   end)
   together(group, func, function()
     if s.rank ~= 0 then return end
-    check(C.peri_checkpoint_folder_new(path, folder_out))
+    check(C.peri_checkpoint_folder_new(s.path, folder_out))
     s.held = wrap_folder(folder_out[0])
     s.folder = ffi.string(C.peri_checkpoint_folder_path(s.held.ptr))
   end)
   s.folder = group and group:all_gather_object(s.folder or false, func)[1] or s.folder
-  return s
 end
 
 --- Rank 0 joins the parts of all ranks: the digest.
 local function join(s, all)
-  local digest = publish(s.folder, s.path, all, s.text, s.a)
+  local digest = publish(s, all)
   s.held:release() -- readers wait for it
   return digest
 end
@@ -259,6 +360,25 @@ local function finish(s)
   return group and group:all_gather_object(digest, func)[1] or digest
 end
 
+--- The save is over on this rank: it has become the checkpoint `digest`, or failed (nil).
+local function settle(s, digest)
+  if s.held then s.held:release() end
+  if s.point then tracker_of.settle(s.tracker, s.point, digest) end
+  if s.parent then s.parent:close() end
+  s.held, s.point, s.parent = nil, nil, nil
+end
+
+--- The parts have been loaded from checkpoint `digest` as a whole: mark the rows that change from now on.
+function M.mark(parts, digest)
+  for _, part in ipairs(parts) do
+    if part.module then
+      local tracker = tracker_of.of(part.object, true)
+      tracker_of.settle(tracker, tracker_of.begin(tracker, sources_of((collect(parts, 0)))), digest)
+      return
+    end
+  end
+end
+
 --- See checkpoint.save.
 function M.save(path, given, options)
   local func = "checkpoint.save"
@@ -266,9 +386,14 @@ function M.save(path, given, options)
   local a = util.named(func, options or {}, arguments)
   parts_of.check_path(func, path)
   async.settle(func)
-  local s = begin(func, path, given, a)
-  local ok, result = xpcall(a.async and async.start or finish, P.locate, s, { writer_of = writer_of, part_of = part_of, join = join })
-  if s.held and not (ok and a.async) then s.held:release() end
+  local s = { func = func, path = path, a = a, group = parts_of.group(func, a.group) }
+  s.rank = s.group and s.group:rank() or 0
+  local ok, result = xpcall(function()
+    begin(s, given)
+    if a.async then return async.start(s, { writer_of = writer_of, part_of = part_of, join = join, settle = settle }) end
+    return finish(s)
+  end, P.locate)
+  if not (ok and a.async) then settle(s, ok and result or nil) end
   if not ok then error(result, 0) end
   return result
 end

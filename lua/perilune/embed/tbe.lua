@@ -9,7 +9,7 @@ local C, check = P.C, P.check
 
 local M = {}
 local methods = {}
-local wrap, ctype, ptr = P.handle("peri_tbe", methods, nil, "a table batch")
+local wrap, ctype, ptr, wrap_lasting = P.handle("peri_tbe", methods, nil, "a table batch")
 local block_methods = {}
 local wrap_blocks, block_type, blocks_ptr = P.handle("peri_tbe_blocks", block_methods, nil, "a block list")
 local batch_methods = {}
@@ -292,6 +292,11 @@ local geometries = { [C.PERI_STATE_FULL] = "full", [C.PERI_STATE_ROW] = "row", [
   [C.PERI_STATE_SCALAR] = "scalar" }
 --- What the state `name` of a peri_tbe * has numbers for: "full" (each element of a table), "row", "square" (each pair of columns),
 --- "scalar" (the table).
+--- The peri_tbe * of a table batch; an error after its release.
+M.pointer = ptr
+--- A handle of a peri_tbe * (taken) that no scope releases.
+M.lasting = wrap_lasting
+
 function M.geometry_of(tbe, name) return geometries[check(C.peri_tbe_state_geometry(tbe, name))] end
 function methods:state_geometry(name) return M.geometry_of(ptr(self), name) end
 

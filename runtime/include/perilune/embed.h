@@ -330,6 +330,9 @@ PERI_API peri_status peri_tbe_write(peri_tbe *tbe, int64_t table, const char *na
  *  files: in the cache and in the file, also rows that a prefetch brings or an update still has to change. Waits for the device, to read
  *  @rows. PERI_EUNSUPPORTED for rows of bytes. */
 PERI_API peri_status peri_tbe_rows_reset(peri_tbe *tbe, int64_t table, peri_tensor *rows);
+/** What @t is a view of: all rows of a table's weights, or of a state that has rows, as peri_tbe_state gives them. @tbe new, or NULL: @t is
+ *  no such view. @name borrowed. */
+PERI_API peri_status peri_tbe_of_view(const peri_tensor *t, peri_tbe **tbe, int64_t *table, const char **name);
 /** The rows that @rows (i64, on the host) lists of a table's weights or of a state that has rows, one after the other. @out new, on the
  *  tables' device; rows of bytes as u8. */
 PERI_API peri_status peri_tbe_read_rows(peri_tbe *tbe, int64_t table, const char *name, const peri_tensor *rows, peri_tensor **out);
@@ -344,17 +347,21 @@ typedef struct peri_row_marks_ref {
     peri_row_marks *ptr;
 } peri_row_marks_ref;
 
-/** Begin to mark; all bits are 0. @tbe is retained. @out new. */
+/** Begin to mark; all bits are 0. @tbe is not retained: when it is released, the marks are of no use any more. Releasing it and calls on
+ *  its marks come one at a time. @out new. */
 PERI_API peri_status peri_row_marks_new(peri_tbe *tbe, peri_row_marks **out);
 /** No more; NULL is fine. */
 PERI_API void peri_row_marks_release(peri_row_marks *marks);
+/** Whether the table batch is still there. */
+PERI_API bool peri_row_marks_alive(const peri_row_marks *marks);
 /** The bits so far: i64 words on the host, a bit for each row of all tables of the batch one after the other, row r at bit r % 64 of word
  *  r / 64. They are 0 afterwards. Waits. @out new. */
 PERI_API peri_status peri_row_marks_take(peri_row_marks *marks, peri_tensor **out);
 /** Set in @bits those that are set in @more. */
 PERI_API peri_status peri_row_bits_join(peri_tensor *bits, const peri_tensor *more);
-/** The rows of @table whose bits are set: i64, ascending. @out new. */
-PERI_API peri_status peri_row_bits_list(const peri_tbe *tbe, int64_t table, const peri_tensor *bits, peri_tensor **out);
+/** The rows of @table whose bits are set: i64, ascending, counted from @first_row on. @out new. */
+PERI_API peri_status peri_row_bits_list(const peri_tbe *tbe, int64_t table, const peri_tensor *bits, int64_t first_row,
+                                        peri_tensor **out);
 /** Name of the i-th state of the optimizer ("weight" is number 0), NULL beyond the last. Static text. */
 PERI_API const char *peri_tbe_state_name(const peri_tbe *tbe, int32_t i);
 

@@ -1,0 +1,72 @@
+-- changes.lua: which rows of tables changed (perilune/embed.h, peri_row_marks), for what a state_dict has of a table: a live view, or a shard
+-- of a ShardedTensor whose rows are in a file. Its *source* is the table batch, the table, and which state it is.
+local ffi = require "ffi"
+local P = require "perilune.ffi"
+local Tensor = require "perilune.tensor"
+local tbes = require "perilune.embed.tbe"
+local C, check = P.C, P.check
+
+local M = {}
+
+local _, _, _, wrap_marks = P.handle("peri_row_marks", {}, nil, "marks of changed rows")
+local marks_out, tensor_out = ffi.new "peri_row_marks *[1]", Tensor.out
+local tbe_out, table_out, name_out = ffi.new "peri_tbe *[1]", ffi.new "int64_t[1]", ffi.new "const char *[1]"
+
+--- The source of a tensor, or (nil) of a shard of a ShardedTensor; nil: no rows of table batches, or a state without rows. It keeps the
+--- table batch.
+function M.source(tensor, shard)
+  tensor = tensor or shard.tensor
+  if tensor then
+    check(C.peri_tbe_of_view(Tensor.ptr(tensor), tbe_out, table_out, name_out))
+    if tbe_out[0] == nil then return nil end
+    return { batch = tbes.lasting(tbe_out[0]), table = tonumber(table_out[0]), name = ffi.string(name_out[0]) }
+  end
+  if not shard.source then return nil end
+  local batch, number, name = shard.source()
+  local geometry = tbes.geometry_of(batch, name)
+  if geometry ~= "full" and geometry ~= "row" then return nil end
+  C.peri_tbe_retain(batch)
+  return { batch = tbes.lasting(batch), table = tonumber(number), name = name }
+end
+
+local function batch_of(source) return tbes.pointer(source.batch) end
+
+--- A name of its own for a source's table batch, as long as that lives.
+function M.key(source) return tostring(ffi.cast("uintptr_t", batch_of(source))) end
+
+--- Marks of the rows of a source's table batch, from now on.
+function M.marks(source)
+  check(C.peri_row_marks_new(batch_of(source), marks_out))
+  return wrap_marks(marks_out[0])
+end
+
+function M.alive(marks) return C.peri_row_marks_alive(marks.ptr) end
+
+--- The bits so far, which are 0 afterwards.
+function M.take(marks)
+  check(C.peri_row_marks_take(marks.ptr, tensor_out))
+  return Tensor.wrap(tensor_out[0])
+end
+
+--- Bits of marks that are all 0.
+function M.none(marks)
+  local bits = M.take(marks)
+  bits:fill(0)
+  return bits
+end
+
+function M.join(bits, more) check(C.peri_row_bits_join(Tensor.ptr(bits), Tensor.ptr(more))) end
+
+--- The rows of a source's table whose bits are set: i64, ascending, counted from first_row on.
+function M.rows(source, bits, first_row)
+  check(C.peri_row_bits_list(batch_of(source), source.table, Tensor.ptr(bits), first_row, tensor_out))
+  return Tensor.wrap(tensor_out[0])
+end
+
+--- These rows (i64) of a source, one after the other.
+function M.read(source, rows)
+  check(C.peri_tbe_read_rows(batch_of(source), source.table, source.name, Tensor.ptr(rows), tensor_out))
+  return Tensor.wrap(tensor_out[0])
+end
+
+return M
