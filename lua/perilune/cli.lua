@@ -18,6 +18,8 @@ local run_options = {
     .. "--mpi \"--mca btl tcp,self\"; may be repeated." },
   { "--checkpoint", value = "FOLDER", help = "Where the script's Saver keeps checkpoints (docs/checkpoints.md)." },
   { "--every", value = "TIME", help = "With --checkpoint: save so often: 10m (default), 90s, 2h, 1000steps." },
+  { "--full-every", value = "N", help = "With --checkpoint: every N-th save is a full checkpoint, those between are increments: rows "
+    .. "that changed (default: 1, all are full)." },
   { "--keep", value = "N", help = "With --checkpoint: keep the newest N (default: 3)." },
   { "--async", help = "With --checkpoint: go on with the next step while a checkpoint is written." },
   { "--resume", value = "WHICH", help = "With --checkpoint: go on from the newest good checkpoint (auto, the default), from none "
@@ -116,10 +118,13 @@ end
 local function add_checkpoint(parser)
   local command = parser:command("checkpoint", "Look at what was saved.")
     :epilog("ls FOLDER: its checkpoints. show PATH: its tensors and values. verify PATH: compare all bytes with their checksums. diff A B: "
-      .. "which tensors differ, and by how much (exit code 1 if some do). export PATH TENSOR: one tensor as a file for numpy.")
-  command:argument("action", "What to do."):choices { "ls", "show", "verify", "diff", "export" }
+      .. "which tensors differ, and by how much (exit code 1 if some do). export PATH TENSOR: one tensor as a file for numpy. "
+      .. "compact PATH: a full checkpoint of an increment and what it is an increment of, in its place or (-o) elsewhere; several paths: a "
+      .. "full one and its increments in their order, wherever they lie. PATH of an increment means what it is an increment of, too.")
+  command:argument("action", "What to do."):choices { "ls", "show", "verify", "diff", "export", "compact" }
   command:argument("paths", "Checkpoints, or what the action wants."):args "*"
-  command:option("-o --output", "export: the file (default: the tensor's name, with .npy)."):argname "FILE"
+  command:option("-o --output", "export: the file (default: the tensor's name, with .npy); compact: the checkpoint that is made (default: "
+    .. "PATH is replaced)."):argname "FILE"
 end
 
 local function add_calibrate(parser)
@@ -235,15 +240,15 @@ end
 --- Tell the script's Saver, on all ranks, what the command line says. Returns what is wrong; nil: nothing.
 local function set_checkpoint(options)
   local launcher = require "perilune.launcher"
-  for _, name in ipairs { "every", "keep", "async", "resume" } do
-    if options[name] and not options.checkpoint then return ("run: --%s goes with --checkpoint FOLDER"):format(name) end
+  for _, name in ipairs { "every", "full_every", "keep", "async", "resume" } do
+    if options[name] and not options.checkpoint then return ("run: --%s goes with --checkpoint FOLDER"):format((name:gsub("_", "-"))) end
   end
   if not options.checkpoint then return nil end
   local ok, err = pcall(require "perilune.checkpoint.interval", "run", options.every or "10m")
   if not ok then return (require("perilune.errors").describe(err)) end
   launcher.setenv("PERI_CHECKPOINT", options.checkpoint)
-  for name, value in require("perilune.util").ordered { EVERY = options.every, KEEP = options.keep, RESUME = options.resume,
-    ASYNC = options.async and "1" or nil } do
+  for name, value in require("perilune.util").ordered { EVERY = options.every, FULL_EVERY = options.full_every, KEEP = options.keep,
+    RESUME = options.resume, ASYNC = options.async and "1" or nil } do
     launcher.setenv("PERI_CHECKPOINT_" .. name, tostring(value))
   end
 end

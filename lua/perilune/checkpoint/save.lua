@@ -379,6 +379,19 @@ function M.mark(parts, digest)
   end
 end
 
+--- Whether this rank knows which rows of the parts changed since the checkpoint at `path`, so that an increment of it can be saved.
+function M.knows(parts, path)
+  local identity = ffi.new "peri_checkpoint_identity"
+  if C.peri_checkpoint_identify(path, identity) < 0 then return false end
+  for _, part in ipairs(parts_of.list("checkpoint.save", parts)) do
+    if part.module then
+      local tracker = tracker_of.of(part.object)
+      return tracker ~= nil and tracker_of.has(tracker, ffi.string(identity.digest))
+    end
+  end
+  return false
+end
+
 --- See checkpoint.save.
 function M.save(path, given, options)
   local func = "checkpoint.save"

@@ -26,7 +26,8 @@ local parts_of = require "perilune.checkpoint.parts"
 local names = require "perilune.checkpoint.names"
 local encode = require("perilune.checkpoint.values").encode
 local interval = require "perilune.checkpoint.interval"
-local save = require("perilune.checkpoint.save").save
+local Checkpoint = require "perilune.checkpoint.reader"
+local save, knows = require("perilune.checkpoint.save").save, require("perilune.checkpoint.save").knows
 local attempt = require("perilune.checkpoint.load").attempt
 local C, check = P.C, P.check
 
@@ -40,7 +41,9 @@ local arguments = {
   parts = util.required.table,     -- as for checkpoint.save
   folder = util.optional.string,   -- of the checkpoints; nil: PERI_CHECKPOINT, which the launcher sets; without either nothing is saved
   every = util.optional,           -- steps or a time between saves; default: PERI_CHECKPOINT_EVERY, else 10 minutes
-  keep = util.optional.number,     -- the newest so many are kept; default: PERI_CHECKPOINT_KEEP, else 3
+  full_every = util.optional.number, -- every so many saves one is a full checkpoint, those between are increments; default:
+                                   -- PERI_CHECKPOINT_FULL_EVERY, else 1: all are full
+  keep = util.optional.number,     -- the newest so many are kept, with what they are increments of; default: PERI_CHECKPOINT_KEEP, else 3
   keep_every = util.optional.number, -- and those of every so many steps, for ever
   async = util.optional,           -- true: go on while a checkpoint is written (async.lua); default: PERI_CHECKPOINT_ASYNC is 1
   resume = util.optional.string,   -- "auto": the newest that is good; "no"; or a checkpoint's path; default: PERI_CHECKPOINT_RESUME,
@@ -56,6 +59,7 @@ function Saver:init(args)
   self.parts, self.folder = a.parts, a.folder or of_launcher "" or false
   self.seconds, self.steps = interval(func, a.every or of_launcher "_EVERY" or "10m")
   self.keep = util.integer(func, "keep", a.keep or tonumber(of_launcher "_KEEP" or 3), 1)
+  self.full_every = util.integer(func, "full_every", a.full_every or tonumber(of_launcher "_FULL_EVERY" or 1), 1)
   self.keep_every = a.keep_every and util.integer(func, "keep_every", a.keep_every, 1) or false
   if a.async ~= nil then signature.value(func, "async", a.async, "boolean") end
   self.async = a.async or a.async == nil and of_launcher "_ASYNC" == "1"
@@ -67,6 +71,7 @@ function Saver:init(args)
   self.group = parts_of.group(func, a.group) or false
   self.rank = self.group and self.group:rank() or 0
   self.number, self.last_step, self.from = 0, false, false -- of the last save; the path of what the run went on from
+  self.parent, self.increments = false, 0 -- path of what the next increment is one of; how many there are since the full checkpoint
   self._saved_at, self._next_check = C.peri_time_ns(), 1
   self.resumed, self.stepped, self.closed = false, false, false -- resume(), step() and close() were called
   self.base = 0 -- saves of numbers up to here are of runs that this one did not go on from: they stay
@@ -115,6 +120,17 @@ Saver.list = names.of_savers
 
 local function say(format, ...) io.stderr:write("perilune: ", format:format(...), "\n") end
 
+--- The next increment is one of checkpoint `path`, which was loaded; of one in another folder there are none.
+function Saver:_go_on_from(path)
+  if self.full_every == 1 or not self.folder or path:gsub("/+$", ""):match "^(.*)/[^/]*$" ~= self.folder:gsub("/+$", "") then return end
+  self.parent, self.increments = path, on_first(self, "Saver:resume", function()
+    local c = Checkpoint(path)
+    local levels = #c:levels()
+    c:close()
+    return levels - 1
+  end)
+end
+
 --- Load the checkpoint that the run goes on from: the newest that is good, or the one that was asked for. Returns its step and what was
 --- saved as `values`; nil: there is none. Collective.
 function Saver:resume()
@@ -124,13 +140,14 @@ function Saver:resume()
   if auto and not self.folder then return nil end
   local list = auto and on_first(self, "Saver:resume", function() return Saver.list(self.folder) end) or { { path = self._resume } }
   for i, entry in ipairs(list) do
-    local ok, values, damaged = attempt(entry.path, self.parts, { group = self.group or nil })
+    local ok, values, damaged = attempt(entry.path, self.parts, { group = self.group or nil, increments = self.full_every > 1 })
     if ok then
       local own = type(values) == "table" and values.saver
       if not own then P.fail(("Saver:resume: '%s' was not saved by a Saver, so it does not say its step; checkpoint.load takes it"):format(
         entry.path)) end
       self.last_step, self.from = own.step, entry.path
       self.number, self.base = auto and list[1].number or self.number, false
+      self:_go_on_from(entry.path)
       if self.rank == 0 then say("going on from '%s', step %d", entry.path, own.step) end
       return own.step, values.user
     end
@@ -144,12 +161,34 @@ end
 
 -- -- saving ---------------------------------------------------------------------------------------------------------------------------
 
---- Remove what is neither among the newest, nor of a step that is kept, nor what the run went on from. What is open elsewhere stays.
+--- The entries, each with the digests of what it is (`is`: its own, and of what it stands for) and of what it is an increment of (`of`).
+local function with_digests(list)
+  local identity = ffi.new "peri_checkpoint_identity"
+  for _, entry in ipairs(list) do
+    local known = C.peri_checkpoint_identify(entry.path, identity) >= 0
+    entry.is = known and { ffi.string(identity.digest), ffi.string(identity.same_as) } or {}
+    entry.of = known and ffi.string(identity.parent) or ""
+  end
+  return list
+end
+
+--- Remove what is neither among the newest, nor of a step that is kept, nor what the run went on from, nor what one of these is an increment
+--- of. What is open elsewhere stays, and so does what somebody else has an increment of.
 local function sweep(self)
-  for i, entry in ipairs(Saver.list(self.folder)) do
-    local kept = i <= self.keep or self.base and entry.number <= self.base or entry.path == self.from
+  local list, by_digest = with_digests(Saver.list(self.folder)), {}
+  for _, entry in ipairs(list) do
+    for _, digest in ipairs(entry.is) do by_digest[digest] = by_digest[digest] or entry end
+  end
+  for i, entry in ipairs(list) do
+    local kept = i <= self.keep or self.base and entry.number <= self.base or entry.path == self.from or entry.path == self.parent
       or self.keep_every and entry.step % self.keep_every == 0
-    if not kept and C.peri_checkpoint_remove(entry.path) < 0 and C.peri_error_status() ~= C.PERI_EPEER then
+    while kept and entry and not entry.kept do
+      entry.kept = true
+      entry = entry.of ~= "" and by_digest[entry.of]
+    end
+  end
+  for _, entry in ipairs(list) do -- the newest first: an increment before what it is one of
+    if not entry.kept and C.peri_checkpoint_remove(entry.path) < 0 and C.peri_error_status() ~= C.PERI_EPEER then
       say("'%s' could not be removed: %s", entry.path, ffi.string(C.peri_error_message()))
     end
   end
@@ -162,10 +201,22 @@ local function settle(self)
   self.saving = false
   local ok, err = xpcall(saving.handle.wait, P.locate, saving.handle)
   if not ok then
-    self.last_step = saving.before
+    self.last_step, self.parent, self.increments = saving.before, saving.parent, saving.increments
     error(err, 0)
   end
   on_first(self, "Saver:save", function() sweep(self) end)
+end
+
+--- What the next save is an increment of; nil: it is a full one. All ranks alike.
+local function next_parent(self)
+  if self.full_every == 1 or not self.parent or self.increments + 1 >= self.full_every then return nil end
+  local own, all = knows(self.parts, self.parent), true
+  for _, other in ipairs(self.group and self.group:all_gather_object(own, "Saver:save") or { own }) do all = all and other end
+  if all then return self.parent end
+  if self.rank == 0 then
+    say("which rows changed since '%s' is not known any more (the model, or what it saved beside, is another): saving a full checkpoint",
+      self.parent)
+  end
 end
 
 --- Save now, after `step` steps, with `values` beside: plain numbers, texts and tables, or a function that returns them. Returns the path;
@@ -190,10 +241,14 @@ function Saver:save(step, values)
   end
   local path = ("%s/save-%06d-step-%d"):format(self.folder, number, step)
   if util.is_callable(values) then values = values() end
+  local parent = next_parent(self)
   local result = save(path, self.parts, { values = { saver = { number = number, step = step }, user = values },
-    group = self.group or nil, async = self.async or nil })
-  if self.async then self.saving = { handle = result, before = self.last_step } end
+    group = self.group or nil, async = self.async or nil, increments = self.full_every > 1, increment_of = parent })
+  if self.async then
+    self.saving = { handle = result, before = self.last_step, parent = self.parent, increments = self.increments }
+  end
   self.number, self.last_step, self._saved_at = number, step, C.peri_time_ns()
+  self.parent, self.increments = path, parent and self.increments + 1 or 0
   if self.async then return path end
   on_first(self, "Saver:save", function() sweep(self) end)
   return path

@@ -4,6 +4,7 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local checkpoint = require "perilune.checkpoint"
 local listed = require "perilune.checkpoint.names"
+local Checkpoint = checkpoint.Checkpoint
 
 local M = {}
 local BLOCK = 2 ^ 20 -- elements that are compared or written at once
@@ -34,7 +35,7 @@ end
 local function bytes_of(c)
   local sum = 0
   for _, name in ipairs(c:names()) do
-    for _, piece in ipairs(c:tensor(name).pieces) do sum = sum + piece.bytes end
+    for _, piece in ipairs(c:tensor(name).pieces) do sum = sum + piece.bytes + (piece.listed or 0) * 8 end
   end
   return sum
 end
@@ -42,29 +43,44 @@ end
 local actions = {}
 
 function actions.ls(paths)
-  local rows = { { "name", "step", "tensors", "bytes", "ranks", "digest" } }
+  local rows = { { "name", "step", "tensors", "bytes", "ranks", "increment of", "digest" } }
+  local by_digest = {}
   for _, name in ipairs(listed.all(paths[1])) do
-    local ok, c = pcall(checkpoint.open, paths[1] .. "/" .. name)
-    if not ok then rows[#rows + 1] = { name, "-", "-", "-", "-", "damaged: see perilune checkpoint show" }
+    local ok, c = pcall(Checkpoint, paths[1] .. "/" .. name, true)
+    if not ok then rows[#rows + 1] = { name, "-", "-", "-", "-", "-", "damaged: see perilune checkpoint show" }
     else
       local values = c:values()
       rows[#rows + 1] = { name, tostring(type(values.values) == "table" and values.values.saver and values.values.saver.step or "-"),
-        tostring(#c:names()), size_text(bytes_of(c)), tostring(values.ranks or "-"), c:digest() }
+        tostring(#c:names()), size_text(bytes_of(c)), tostring(values.ranks or "-"), c:parent() or "-", c:digest() }
+      by_digest[c:digest()] = name
       c:close()
     end
   end
+  for i = 2, #rows do rows[i][6] = by_digest[rows[i][6]] or rows[i][6] end
   if #rows == 1 then print(("'%s': no checkpoints"):format(paths[1])) else print_table(rows) end
   return 0
+end
+
+--- Which rows an increment has of a tensor.
+local function rows_text(t)
+  local listed, some = 0, false
+  for _, piece in ipairs(t.pieces) do
+    listed, some = listed + (piece.listed or piece.size[1] or 0), some or piece.listed ~= nil
+  end
+  return some and ("%d changed"):format(listed) or "all"
 end
 
 function actions.show(paths)
   local c = checkpoint.open(paths[1])
   print(("%s\n  digest  %s\n  parent  %s\n  size    %s"):format(paths[1], c:digest() ~= "" and c:digest() or "none: a safetensors file",
-    c:parent() or "none: it is whole by itself", size_text(bytes_of(c))))
-  local rows = { { "tensor", "dtype", "shape", "pieces" } }
+    c:parent() and ("%s (this is increment %d)"):format(c:parent(), c:increment()) or "none: it is whole by itself", size_text(bytes_of(c))))
+  for i, level in ipairs(c:levels()) do
+    if i > 1 then print("  on      " .. level) end
+  end
+  local rows = { { "tensor", "dtype", "shape", "pieces", c:parent() and "rows" or nil } }
   for _, name in ipairs(c:names()) do
     local t = c:tensor(name)
-    rows[#rows + 1] = { name, t.dtype, table.concat(t.shape, " x "), tostring(#t.pieces) }
+    rows[#rows + 1] = { name, t.dtype, table.concat(t.shape, " x "), tostring(#t.pieces), c:parent() and rows_text(t) or nil }
   end
   print_table(rows)
   print("values  " .. require("perilune.plan.text").encode(c:values().values or {}, {}, 0))
@@ -72,9 +88,24 @@ function actions.show(paths)
 end
 
 function actions.verify(paths)
-  local c = checkpoint.open(paths[1])
-  c:verify()
-  print(("%s: all checksums hold (%s)"):format(paths[1], size_text(bytes_of(c))))
+  local levels, bytes = checkpoint.open(paths[1]):levels(), 0
+  for _, level in ipairs(levels) do
+    local c = Checkpoint(level, true)
+    c:verify()
+    bytes = bytes + bytes_of(c)
+    c:close()
+  end
+  print(("%s: all checksums hold (%s%s)"):format(paths[1], size_text(bytes), #levels > 1 and (" in %d checkpoints, of which it is the last "
+    .. "increment"):format(#levels) or ""))
+  return 0
+end
+
+--- A full checkpoint of a chain.
+function actions.compact(paths, options)
+  local c = checkpoint.open(#paths > 1 and paths or paths[1])
+  local path = options.output or paths[#paths]
+  local levels, digest = #c:levels(), c:compact(path, options.output == nil)
+  print(("%s: a full checkpoint of %d (%s)"):format(path, levels, digest))
   return 0
 end
 
@@ -90,9 +121,9 @@ local function blocks(shape, f)
   end
 end
 
---- Whether two tensors have the same bytes by what their manifests say; nil: the pieces are others.
-local function same_by_checksums(x, y)
-  if #x.pieces ~= #y.pieces then return nil end
+--- Whether tensors x of a and y of b have the same bytes by what their manifests say; nil: the pieces are others, or on different parents.
+local function same_by_checksums(a, b, x, y)
+  if #x.pieces ~= #y.pieces or (a:parent() or b:parent()) and a:digest() ~= b:digest() then return nil end
   local same = true
   for i, p in ipairs(x.pieces) do
     local q = y.pieces[i]
@@ -130,7 +161,7 @@ function actions.diff(paths)
     if not (x and y) then rows[#rows + 1] = { name, ("only in %s"):format(x and paths[1] or paths[2]) }
     elseif x.dtype ~= y.dtype or table.concat(x.shape, " ") ~= table.concat(y.shape, " ") then
       rows[#rows + 1] = { name, ("%s %s, and %s %s"):format(x.dtype, table.concat(x.shape, " x "), y.dtype, table.concat(y.shape, " x ")) }
-    elseif not same_by_checksums(x, y) then
+    elseif not same_by_checksums(a, b, x, y) then
       local n, most = P.scope(count_differences, a, b, name, x)
       if n > 0 then rows[#rows + 1] = { name, ("%d of %d elements differ, by %.3g at most"):format(n, elements(x.shape), most) } end
     end
@@ -168,13 +199,15 @@ end
 
 --- What is wrong with the words behind `perilune checkpoint`; nil: nothing.
 function M.refusal(options)
-  local wanted = ({ ls = 1, show = 1, verify = 1, diff = 2, export = 2 })[options.action]
-  if #options.paths ~= wanted then
+  local wanted = ({ ls = 1, show = 1, verify = 1, diff = 2, export = 2, compact = 1 })[options.action]
+  if #options.paths ~= wanted and not (options.action == "compact" and #options.paths > 1) then
     return ("checkpoint %s: %s, wanted %s"):format(options.action, util.number_of(#options.paths, "word"),
       ({ ls = "a folder of checkpoints", diff = "two checkpoints", export = "a checkpoint and the name of a tensor" })[options.action]
       or "a checkpoint")
   end
-  if options.output and options.action ~= "export" then return ("checkpoint %s: --output is an option of export"):format(options.action) end
+  if options.output and options.action ~= "export" and options.action ~= "compact" then
+    return ("checkpoint %s: --output is an option of export and compact"):format(options.action)
+  end
 end
 
 --- Do what the command line says. Returns the exit code.
