@@ -50,7 +50,8 @@ static peri_status identify(const char *path, peri_checkpoint_identity *out)
     PERI_TRY(peri__path_join(path, PERI__MANIFEST, file));
     int fd = open(file, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     int why = errno;
-    if (fd < 0) return peri__fail(why == ENOENT || why == ENOTDIR ? PERI_ENOTFOUND : PERI_EIO, "checkpoint '%.300s': %s", path, strerror(why));
+    if (fd < 0)
+        return peri__fail(why == ENOENT || why == ENOTDIR ? PERI_ENOTFOUND : PERI_EIO, "checkpoint '%.300s': %s", path, strerror(why));
     ssize_t n = fstat(fd, &s) == 0 && S_ISREG(s.st_mode) && s.st_size > END ? pread(fd, head, HEAD, 0) : -1;
     if (n > 0 && pread(fd, end, END, s.st_size - END) == END) {
         head[n] = 0;
@@ -72,7 +73,7 @@ peri_status peri_checkpoint_identify(const char *path, peri_checkpoint_identity 
     return identify(path, out);
 }
 
-/* -- the checkpoints of a folder --------------------------------------------------------------------------------------------------------- */
+/* -- the checkpoints of a folder ------------------------------------------------------------------------------------------------------- */
 
 typedef struct sibling {
     char *path;
@@ -160,7 +161,7 @@ peri_status peri__checkpoint_child(const char *given, char *child)
     return status;
 }
 
-/* -- opening chains ------------------------------------------------------------------------------------------------------------------------ */
+/* -- opening chains -------------------------------------------------------------------------------------------------------------------- */
 
 /** @parent is what @c is an increment of: the number before, and all tensors of which @c has some rows only, in the same form. */
 static peri_status check_parent(const peri_checkpoint *c, const peri_checkpoint *parent)
@@ -169,8 +170,9 @@ static peri_status check_parent(const peri_checkpoint *c, const peri_checkpoint 
         return peri__fail(PERI_EFORMAT, "checkpoint '%.200s' is an increment of checkpoint %s; '%.200s' is checkpoint %s", c->folder,
                           c->m.parent, parent->folder, parent->m.digest);
     if (parent->m.increment != c->m.increment - 1)
-        return peri__fail(PERI_EFORMAT, "checkpoint '%.200s' is increment %lld of its chain, and its parent '%.200s' increment %lld: they are "
-                          "out of order", c->folder, (long long)c->m.increment, parent->folder, (long long)parent->m.increment);
+        return peri__fail(PERI_EFORMAT,
+                          "checkpoint '%.200s' is increment %lld of its chain, and its parent '%.200s' increment %lld: out of order",
+                          c->folder, (long long)c->m.increment, parent->folder, (long long)parent->m.increment);
     for (int64_t i = 0; i < c->m.n_entries; i++) {
         const peri__entry *e = &c->m.entries[i], *p;
         bool some = false;
@@ -204,7 +206,8 @@ static void adopt(peri_checkpoint *c, peri_checkpoint *parent)
     c->parent = parent;
 }
 
-peri_status peri__checkpoint_open_parents(peri_checkpoint *c, const char *given)
+/** Open what increment @c, at @given, is an increment of, and so on. */
+static peri_status open_parents(peri_checkpoint *c, const char *given)
 {
     char path[PATH_MAX], what[PERI_MESSAGE_MAX];
     siblings s = {0};
@@ -216,8 +219,8 @@ peri_status peri__checkpoint_open_parents(peri_checkpoint *c, const char *given)
         const sibling *found = find(&s, last->m.parent);
         if (!found) {
             status = peri__fail(PERI_ENOTFOUND,
-                                "checkpoint '%.200s' is increment %lld of a chain, and what it is an increment of is missing: checkpoint %s "
-                                "(%s) is not in folder '%.200s'",
+                                "checkpoint '%.200s' is increment %lld of a chain, and what it is an increment of is missing: checkpoint "
+                                "%s (%s) is not in folder '%.200s'",
                                 last->folder, (long long)last->m.increment, last->m.parent,
                                 last->m.increment == 1 ? "the full one" : "the increment before it", s.folder);
             break;
@@ -232,6 +235,16 @@ peri_status peri__checkpoint_open_parents(peri_checkpoint *c, const char *given)
     return status;
 }
 
+peri_status peri_checkpoint_open(const char *path, peri_checkpoint **out)
+{
+    peri_checkpoint *c;
+    PERI_TRY(peri_checkpoint_open_alone(path, &c));
+    peri_status status = open_parents(c, path);
+    if (status < 0) peri_checkpoint_release(c);
+    else *out = c;
+    return status;
+}
+
 /** Checkpoint @i of a list, on top of the chain @below. */
 static peri_status open_on(const char *const *paths, int32_t i, peri_checkpoint *below, peri_checkpoint **out)
 {
@@ -241,17 +254,22 @@ static peri_status open_on(const char *const *paths, int32_t i, peri_checkpoint 
     int32_t at = i - 1;
     for (const peri_checkpoint *b = below; b && status >= 0; b = b->parent, at--)
         if (strcmp(b->m.digest, c->m.digest) == 0)
-            status = peri__fail(PERI_EINVAL, "peri_checkpoint_open_chain: '%.200s' is there twice: checkpoint %d of the list, '%.200s', is the same",
+            status = peri__fail(PERI_EINVAL,
+                                "peri_checkpoint_open_chain: '%.200s' is there twice: checkpoint %d of the list, '%.200s', is the same",
                                 paths[i], at + 1, paths[at]);
     if (status >= 0 && !below && *c->m.parent)
-        status = peri__fail(PERI_EINVAL, "peri_checkpoint_open_chain: the list begins with '%.200s', which is an increment of checkpoint %s; "
-                            "that one is missing in front of it", paths[i], c->m.parent);
+        status = peri__fail(PERI_EINVAL,
+                            "peri_checkpoint_open_chain: the list begins with '%.200s', which is an increment of checkpoint %s; that one "
+                            "is missing in front of it",
+                            paths[i], c->m.parent);
     if (status >= 0 && below && !*c->m.parent)
-        status = peri__fail(PERI_EINVAL, "peri_checkpoint_open_chain: '%.200s' is a full checkpoint: only the first of a list is", paths[i]);
+        status =
+            peri__fail(PERI_EINVAL, "peri_checkpoint_open_chain: '%.200s' is a full checkpoint: only the first of a list is", paths[i]);
     if (status >= 0 && below && strcmp(c->m.parent, below->m.digest) != 0 && strcmp(c->m.parent, below->m.same_as) != 0)
-        status = peri__fail(PERI_EINVAL, "peri_checkpoint_open_chain: '%.150s' (increment %lld) is an increment of checkpoint %s, and behind "
-                            "'%.150s' (increment %lld), which is %s: increments are missing, out of order, or of another run", paths[i],
-                            (long long)c->m.increment, c->m.parent, paths[i - 1], (long long)below->m.increment, below->m.digest);
+        status = peri__fail(PERI_EINVAL,
+                            "peri_checkpoint_open_chain: '%.150s' (increment %lld) is an increment of checkpoint %s, and stands behind "
+                            "'%.150s' (increment %lld), which is %s: increments are missing, out of order, or of another run",
+                            paths[i], (long long)c->m.increment, c->m.parent, paths[i - 1], (long long)below->m.increment, below->m.digest);
     if (status >= 0 && below) status = check_parent(c, below);
     if (status < 0) {
         peri_checkpoint_release(c);

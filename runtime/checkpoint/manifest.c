@@ -282,8 +282,8 @@ static peri_status check_lists(const peri__manifest *m, const peri__entry *e, co
             return peri__fail(PERI_EMISMATCH, "%s: tensor '%s': its list of rows, '%.100s', is no tensor that is there", what,
                               peri__entry_name(m, e), name);
         if (list->dtype != PERI_I64 || list->ndim != 1 || *peri__entry_shape(m, list) != p->listed || list->n_pieces > 1)
-            return peri__fail(PERI_EMISMATCH, "%s: tensor '%s': its list of rows, '%.100s', has another form than %lld numbers of I64", what,
-                              peri__entry_name(m, e), name, (long long)p->listed);
+            return peri__fail(PERI_EMISMATCH, "%s: tensor '%s': its list of rows, '%.100s', has another form than %lld numbers of I64",
+                              what, peri__entry_name(m, e), name, (long long)p->listed);
     }
     return PERI_OK;
 }

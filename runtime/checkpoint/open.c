@@ -161,16 +161,6 @@ peri_status peri_checkpoint_open_alone(const char *path, peri_checkpoint **out)
     return peri__checkpoint_open_alone(path, what, out);
 }
 
-peri_status peri_checkpoint_open(const char *path, peri_checkpoint **out)
-{
-    peri_checkpoint *c;
-    PERI_TRY(peri_checkpoint_open_alone(path, &c));
-    peri_status status = peri__checkpoint_open_parents(c, path);
-    if (status < 0) peri_checkpoint_release(c);
-    else *out = c;
-    return status;
-}
-
 bool peri__checkpoint_alone(const peri_checkpoint *c)
 {
     return c->dir < 0 || flock(c->dir, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;

@@ -66,7 +66,8 @@ static peri_status replaceable(const char *path, bool replace, const peri_checkp
         PERI_TRY(peri__checkpoint_child(path, child));
         const bool stands = facts->same_as && peri_checkpoint_identify(path, &old) >= 0 && strcmp(old.digest, facts->same_as) == 0;
         if (!*child || stands) return PERI_OK;
-        return peri__fail(PERI_EINVAL, "checkpoint: '%.200s' is not replaced: '%.200s' is an increment of it; take another name", path, child);
+        return peri__fail(PERI_EINVAL, "checkpoint: '%.200s' is not replaced: '%.200s' is an increment of it; take another name", path,
+                          child);
     }
     return peri__fail(PERI_EINVAL,
                       "checkpoint: '%.300s' is there and is no checkpoint, so it is not replaced; remove it, or take another name", path);
@@ -197,8 +198,9 @@ peri_status peri_checkpoint_publish(const char *folder, const char *path, const 
     PERI_TRY(check_digest("parent", facts->parent));
     PERI_TRY(check_digest("same_as", facts->same_as));
     if (facts->increment < (facts->parent != NULL) || (facts->parent && facts->same_as))
-        return peri__fail(PERI_EINVAL, "peri_checkpoint_publish: increment %lld, with%s a parent and with%s same_as; allowed: 1 or more with a "
-                          "parent and without same_as, 0 or more without a parent", (long long)facts->increment, facts->parent ? "" : "out",
+        return peri__fail(PERI_EINVAL,
+                          "peri_checkpoint_publish: increment %lld, with%s a parent and with%s same_as; allowed: 1 or more with a parent "
+                          "and without same_as, 0 or more without a parent", (long long)facts->increment, facts->parent ? "" : "out",
                           facts->same_as ? "" : "out");
     peri_status status = replaceable(path, replace, facts);
     if (status >= 0) status = join(folder, parts, n, &m);

@@ -108,24 +108,26 @@ typedef peri_status block_fn(void *context, const char *data, int64_t bytes, int
 static peri_status each_block(peri_checkpoint *c, const peri__piece *p, int64_t at, int64_t bytes, int64_t step, bool direct, block_fn *f,
                               void *context)
 {
+    peri__tools *tools = c->tools;
     const int64_t room = READ_BLOCK + 2 * PERI__IO_PAGE, n = peri__ceil_div(bytes, step);
     int64_t jobs[READ_AHEAD], given = 0;
     peri__io_file *file;
-    if (!c->tools->ring && !(c->tools->block = peri__io_pages(READ_AHEAD * room, &c->tools->ring))) return PERI_ENOMEM;
-    if (!c->tools->io) PERI_TRY(peri__io_new(READ_THREADS, &c->tools->io));
+    if (!tools->ring && !(tools->block = peri__io_pages(READ_AHEAD * room, &tools->ring))) return PERI_ENOMEM;
+    if (!tools->io) PERI_TRY(peri__io_new(READ_THREADS, &tools->io));
     PERI_TRY(have_file(c, p->file, direct, &file));
     peri_status status = PERI_OK;
     for (int64_t k = 0; status >= 0 && k < n; k++) {
         for (; given < n && given < k + READ_AHEAD; given++) {
             const int64_t from = given * step;
             jobs[given % READ_AHEAD] =
-                peri__io_read(c->tools->io, file, c->tools->block + given % READ_AHEAD * room, peri__min(step, bytes - from), p->begin + at + from);
+                peri__io_read(tools->io, file, tools->block + given % READ_AHEAD * room, peri__min(step, bytes - from),
+                              p->begin + at + from);
         }
-        status = peri__io_wait(c->tools->io, jobs[k % READ_AHEAD]);
-        const char *data = c->tools->block + k % READ_AHEAD * room + (p->begin + at + k * step) % PERI__IO_PAGE;
+        status = peri__io_wait(tools->io, jobs[k % READ_AHEAD]);
+        const char *data = tools->block + k % READ_AHEAD * room + (p->begin + at + k * step) % PERI__IO_PAGE;
         if (status >= 0) status = f(context, data, peri__min(step, bytes - k * step), at + k * step);
     }
-    if (status < 0) peri__io_clear(c->tools->io);
+    if (status < 0) peri__io_clear(tools->io);
     return status;
 }
 
@@ -156,11 +158,13 @@ peri_status peri_checkpoint_verify(peri_checkpoint *c, int64_t index, int64_t pi
     XXH3_state_t *hash = XXH3_createState();
     if (!hash) return peri__fail(PERI_ENOMEM, "peri_checkpoint_verify: no memory for a hash");
     XXH3_64bits_reset(hash);
-    verifying v = {.hash = hash, .list = peri__lists_rows(peri__entry_name(&c->m, e)) && e->dtype == PERI_I64, .ordered = true, .before = -1};
+    const bool list = peri__lists_rows(peri__entry_name(&c->m, e)) && e->dtype == PERI_I64;
+    verifying v = {.hash = hash, .list = list, .ordered = true, .before = -1};
     peri_status status = each_block(c, p, 0, p->bytes, READ_BLOCK, true, verify_block, &v);
     if (status >= 0 && p->checked && XXH3_64bits_digest(hash) != p->checksum) status = damaged(c, e, p);
     if (status >= 0 && !v.ordered)
-        status = peri__fail(PERI_EFORMAT, "checkpoint '%.200s': list of rows '%.150s' is in disorder", c->folder, peri__entry_name(&c->m, e));
+        status = peri__fail(PERI_EFORMAT, "checkpoint '%.200s': list of rows '%.150s' is in disorder", c->folder,
+                            peri__entry_name(&c->m, e));
     XXH3_freeState(hash);
     return status;
 }
@@ -236,14 +240,15 @@ static peri_status read_runs(peri_checkpoint *c, const peri__piece *p, const per
 {
     const int64_t first = k->low[0], past = k->high[0], run = (k->high[1] - k->low[1]) * to->size;
     PERI_TRY(need_buffer(c, 2 * run));
+    char *buffer = c->tools->buffer;
     for (int64_t row = first; row < past; row++) {
-        PERI_TRY(get(c, p, to->dtype, c->tools->buffer, run, ((row - has->offset[0]) * has->size[1] + k->low[1] - has->offset[1]) * to->size));
+        PERI_TRY(get(c, p, to->dtype, buffer, run, ((row - has->offset[0]) * has->size[1] + k->low[1] - has->offset[1]) * to->size));
         k->low[0] = k->from[0] = row;
         k->high[0] = row + 1;
         k->from[1] = k->low[1];
         k->from_stride[0] = run;
         k->from_stride[1] = to->size;
-        PERI_TRY(deliver(to, k, c->tools->buffer, c->tools->buffer + run));
+        PERI_TRY(deliver(to, k, buffer, buffer + run));
     }
     return PERI_OK;
 }
@@ -341,7 +346,7 @@ static peri_status read_piece(peri_checkpoint *c, const peri__entry *e, const pe
     return status;
 }
 
-/* -- some rows -------------------------------------------------------------------------------------------------------------------------- */
+/* -- some rows ------------------------------------------------------------------------------------------------------------------------- */
 
 /** Files of a parent are closed when they were read: chains may be long. */
 static void close_files(peri_checkpoint *c)
@@ -429,14 +434,18 @@ static peri_status lay_over(peri_checkpoint *c, const peri__entry *e, const peri
         while (status >= 0 && n > 0 && numbers[n - 1] >= past) n--, more = false;
         if (status >= 0 && n > 0) status = get(c, p, to->dtype, c->tools->buffer, n * l.row, at * l.row);
         if (status < 0 || n == 0) break;
-        if (list_hash) XXH3_64bits_update(list_hash, numbers, (size_t)n * 8), XXH3_64bits_update(hash, c->tools->buffer, (size_t)(n * l.row));
+        if (list_hash) {
+            XXH3_64bits_update(list_hash, numbers, (size_t)n * 8);
+            XXH3_64bits_update(hash, c->tools->buffer, (size_t)(n * l.row));
+        }
         for (int64_t i = 0; status >= 0 && i < n; i++) {
             k.low[0] = k.from[0] = numbers[i];
             k.high[0] = numbers[i] + 1;
             status = deliver(to, &k, c->tools->buffer + i * l.row, NULL);
         }
     }
-    if (status >= 0 && list_hash && XXH3_64bits_digest(list_hash) != l.list->checksum) status = damaged(c, peri__rows_entry(&c->m, p), l.list);
+    if (status >= 0 && list_hash && XXH3_64bits_digest(list_hash) != l.list->checksum)
+        status = damaged(c, peri__rows_entry(&c->m, p), l.list);
     if (status >= 0 && hash && XXH3_64bits_digest(hash) != p->checksum) status = damaged(c, e, p);
     XXH3_freeState(hash);
     XXH3_freeState(list_hash);
@@ -473,11 +482,11 @@ static peri_status same_group(const peri_checkpoint *c, const peri__entry *e, in
     if (!parent)
         return peri__fail(PERI_EINVAL, "checkpoint '%.200s' is an increment and was opened alone: it has only some rows of tensor '%.150s'",
                           c->folder, name);
-    *entry = peri__entry_named(&parent->m, name); /* there, and of the same form: peri__checkpoint_open_parents */
+    *entry = peri__entry_named(&parent->m, name); /* there, and of the same form: check_parent in chain.c */
     for (int64_t k = (*entry)->first_piece; next_group(&parent->m, *entry, &any, k, out); k = out->past)
         if (memcmp(parent->m.numbers + parent->m.pieces[k].numbers + 2 * e->ndim, columns, 2 * sizeof *columns) == 0) return PERI_OK;
     return peri__fail(PERI_EFORMAT,
-                      "checkpoint '%.150s': tensor '%.150s' has some rows of columns %lld to %lld, and its parent '%.150s' is cut otherwise",
+                      "checkpoint '%.150s': tensor '%.150s' has some rows of columns %lld to %lld; its parent '%.150s' is cut otherwise",
                       c->folder, name, (long long)columns[0], (long long)(columns[0] + columns[1]), parent->folder);
 }
 

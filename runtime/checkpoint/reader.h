@@ -46,8 +46,6 @@ peri_status peri__piece_at(const peri_checkpoint *c, const char *function, int64
 peri_status peri__checkpoint_open_alone(const char *path, const char *what, peri_checkpoint **out);
 /** Read rectangle @region, which is within tensor @index and not empty, into host memory. (reader.c) */
 peri_status peri__checkpoint_read_host(peri_checkpoint *c, int64_t index, const peri_checkpoint_region *region, void *out);
-/** Open what increment @c (at @path) is an increment of, and so on. (chain.c) */
-peri_status peri__checkpoint_open_parents(peri_checkpoint *c, const char *path);
 /** A checkpoint that is an increment of the one at @path and would be without its parent if that were gone: its path in @child (PATH_MAX
  *  bytes), or "". (chain.c) */
 peri_status peri__checkpoint_child(const char *path, char *child);

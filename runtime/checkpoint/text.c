@@ -436,7 +436,8 @@ peri_status peri__safetensors_print(peri__manifest *m, int32_t file, char **out,
             peri_checkpoint_region region;
             if (p->file != file) continue;
             peri__piece_region(m, e, p, &region);
-            bool all = !region.columns && !region.rows && memcmp(region.size, peri__entry_shape(m, e), (size_t)e->ndim * sizeof *region.size) == 0;
+            bool all = !region.columns && !region.rows &&
+                       memcmp(region.size, peri__entry_shape(m, e), (size_t)e->ndim * sizeof *region.size) == 0;
             snprintf(name, sizeof name, "%s%s", peri__entry_name(m, e),
                      all ? "" : peri__region_text(e->ndim, &region, place, sizeof place));
             peri__buffer_print(&b, ",\n");

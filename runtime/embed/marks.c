@@ -114,7 +114,8 @@ peri_status peri_row_bits_join(peri_tensor *bits, const peri_tensor *more)
     PERI_TRY(check_words("peri_row_bits_join", bits));
     PERI_TRY(check_words("peri_row_bits_join", more));
     if (peri__numel(bits) != peri__numel(more))
-        return peri__fail(PERI_EINVAL, "peri_row_bits_join: %lld and %lld words", (long long)peri__numel(bits), (long long)peri__numel(more));
+        return peri__fail(PERI_EINVAL, "peri_row_bits_join: %lld and %lld words", (long long)peri__numel(bits),
+                          (long long)peri__numel(more));
     peri__changed(bits);
     uint64_t *to = peri__data(bits);
     const uint64_t *from = peri__data(more);

@@ -27,6 +27,11 @@ static void check_pieces(const peri__manifest *m)
             peri__piece_region(m, e, p, &r);
             require(peri__region_check("fuzz", e->ndim, peri__entry_shape(m, e), &r, &elements) >= 0, "a piece outside its tensor");
             require(p->file >= 0 && p->file < m->n_files, "a file that is not there");
+            if (p->rows) {
+                const peri__entry *list = peri__rows_entry(m, p);
+                require(list && list->dtype == PERI_I64 && list->ndim == 1 && *peri__entry_shape(m, list) == p->listed, "no such list");
+                elements = peri__listed_elements(elements, r.size[0], p->listed);
+            }
             require(p->bytes == elements * peri_dtype_size(e->dtype), "bytes that do not fit");
             require(p->begin >= 0 && p->begin <= m->files[p->file].bytes - p->bytes, "a piece outside its file");
         }
@@ -39,7 +44,8 @@ static void check_again(peri__manifest *m)
     peri__manifest again = {0};
     char *text, *other;
     int64_t length, other_length;
-    const peri_checkpoint_facts facts = {.values = m->values};
+    const peri_checkpoint_facts facts = {.values = m->values, .parent = *m->parent ? m->parent : NULL, .increment = m->increment,
+                                         .same_as = *m->same_as ? m->same_as : NULL};
     require(peri__manifest_print(m, &facts, &text, &length) >= 0, "what was read cannot be printed");
     require(peri__manifest_parse(&again, text, length, false, "fuzz") >= 0 && peri__manifest_settle(&again, "fuzz") >= 0,
             "what was printed cannot be read");

@@ -1,7 +1,8 @@
 -- plans.lua: legal plans drawn at random: worlds of 1 to 8 ranks on nodes that may differ in size, tables of all shapes, every sharding
 -- type in any mixture, uneven and empty shards. On each the law is checked: outputs and, after two steps, weights and optimizer states are
 -- those of the unsharded collection on the batches of all ranks; with exact sums, bit for bit. Half of the plans are saved as a checkpoint
--- after the first step, and go on under another plan, on another number of ranks. Of the others half are resharded then, on the same ranks.
+-- after the first step, and go on under another plan, on another number of ranks. Of these half take up to two more steps before, and save
+-- an increment after each; they save one more under the other plan. Of those that are not saved half are resharded, on the same ranks.
 --
 --   luajit tests/fuzz/plans.lua [PLANS [SEED]]     as `make test` runs it; a failure prints the plan and how to repeat it
 --   luajit tests/fuzz/plans.lua SECONDSs [SEED]    as `make fuzz` runs it
@@ -33,6 +34,9 @@ local function generator(seed)
     return math.floor(x / 2147483647 * n)
   end
 end
+
+--- The number of the world that makes a step.
+local function world_of(case, step) return case.worlds[2] and step > 1 + case.increments and 2 or 1 end
 
 local function pick(below, list) return list[below(#list) + 1] end
 
@@ -178,6 +182,7 @@ local function draw(seed)
   local below = generator(seed)
   local case = { tables = {}, limit = {}, worlds = { draw_world(below) } }
   if below(2) == 0 then case.worlds[2] = draw_world(below) end
+  case.increments = case.worlds[2] and below(2) == 0 and 1 + below(2) or 0
   case.sequence, case.exact, case.device = below(3) == 0, below(2) == 0, pick(below, { "cpu", "opaque" })
   case.weighted, case.variable = not case.sequence and below(3) == 0, below(4) == 0
   case.features = {}
@@ -208,15 +213,16 @@ local function draw(seed)
     end)
   end
   case.slopes, case.steps = case.weighted and below(2) == 0, {} -- slopes: the weights want a gradient
-  for step = 1, STEPS do
-    case.steps[step] = map(case.worlds[math.min(step, #case.worlds)].ranks, function() return draw_batch(below, case) end)
+  for step = 1, STEPS + case.increments do
+    case.steps[step] = map(case.worlds[world_of(case, step)].ranks, function() return draw_batch(below, case) end)
   end
   return case
 end
 
 local function text_of(case)
   local worlds = map(case.worlds, function(w) return ("%d ranks, %d per node"):format(w.size, w.local_size) end)
-  local lines = { ("%s, %s, %s, %s%s%s%s, gradients %s"):format(table.concat(worlds, ", then "), case.device,
+  local lines = { ("%s, %d increments, %s, %s, %s%s%s%s, gradients %s"):format(table.concat(worlds, ", then "), case.increments,
+    case.device,
     case.sequence and "sequences" or "bags", case.params.optimizer, case.exact and ", exact" or "",
     case.slopes and ", weights with gradient" or case.weighted and ", weighted" or "",
     case.variable and ", variable batch" or "", case.division and "divided" or "added up") }
@@ -351,8 +357,8 @@ local function unsharded(case)
     is_weighted = not case.sequence and case.weighted or nil,
   }
   local outputs = {}
-  for step = 1, STEPS do
-    local w = case.worlds[math.min(step, #case.worlds)]
+  for step = 1, STEPS + case.increments do
+    local w = case.worlds[world_of(case, step)]
     outputs[step] = step_of(case, module, step, case.steps[step], w.ranks, case.division and w.size or 1)
   end
   return outputs, module
@@ -398,8 +404,9 @@ local function reshard(case, module, world)
   if err then error(err, 0) end
 end
 
---- Steps [from, last] in world i, on whose ranks begin(module) comes before and finish(module) afterwards.
-local function train(case, i, want, from, last, begin, finish)
+--- Steps [from, last] in world i, on whose ranks begin(module) comes before, finish(module) afterwards, and after(module, world, step), if
+--- it is given, behind each step.
+local function train(case, i, want, from, last, begin, finish, after)
   local w = case.worlds[i]
   sim.run(w.size, function(rank, world)
     local module = sharded(case, i, world)
@@ -412,6 +419,7 @@ local function train(case, i, want, from, last, begin, finish)
         local bits = case.bits and (case.sequence or what == 1 or not case.division or powers[w.size])
         compare(("rank %d, step %d, output %d"):format(rank, step, what), list, got[what], bits)
       end
+      if after then after(module, world, step) end
     end
     finish(module, world)
   end, { device = case.device, local_size = w.local_size })
@@ -425,13 +433,27 @@ local function check(case)
     for _, s in ipairs(module:local_shards()) do check_shard(case, s, whole) end
   end
   if not case.worlds[2] then return train(case, 1, want, 1, STEPS, nothing, states) end
-  train(case, 1, want, 1, 1, nothing, function(module, world)
-    peri.checkpoint.save(kept, { model = module }, { group = world, replace = true, values = { step = 1 } })
+  --- The checkpoint after so many increments.
+  local function path_of(n) return n == 0 and kept or ("%s-%d"):format(kept, n) end
+  local last = case.increments
+  local function save(module, world, n)
+    peri.checkpoint.save(path_of(n), { model = module }, { group = world, replace = n == 0, values = { step = 1 + n },
+      increments = n == 0 and last > 0, increment_of = n > 0 and path_of(n - 1) or nil })
+  end
+  train(case, 1, want, 1, 1 + last, nothing, nothing, function(module, world, step) save(module, world, step - 1) end)
+  local function load(module, world, n)
+    local values = peri.checkpoint.load(path_of(n), { model = module }, { group = world, increments = last > 0 })
+    if values.step ~= 1 + n then error("the values that were saved are others", 0) end
+  end
+  train(case, 2, want, 2 + last, STEPS + last, function(module, world) load(module, world, last) end, function(module, world)
+    states(module)
+    if last == 0 then return end
+    save(module, world, last + 1)
+    local again = sharded(case, 2, world)
+    load(again, world, last + 1)
+    states(again)
   end)
-  train(case, 2, want, 2, STEPS, function(module, world)
-    local values = peri.checkpoint.load(kept, { model = module }, { group = world })
-    if values.step ~= 1 then error("the values that were saved are others", 0) end
-  end, states)
+  for n = last > 0 and last + 1 or 0, 0, -1 do peri.ffi.check(peri.ffi.C.peri_checkpoint_remove(path_of(n))) end
 end
 
 -- -- the runs --------------------------------------------------------------------------------------------------------------------------
@@ -456,5 +478,4 @@ repeat
   end
   n = n + 1
 until seconds and os.time() - begin >= seconds or n == most
-peri.ffi.C.peri_checkpoint_remove(kept)
 print(("%d plans, seed %d"):format(n, seed))

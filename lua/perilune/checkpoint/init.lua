@@ -15,8 +15,8 @@ function M.open(path) return Checkpoint(path) end
 
 --- Save the state of some objects as the checkpoint `path`: parts: name -> an object with state_dict and load_state_dict (a model, an
 --- optimizer, a schedule, ...); the optimizers of a model's fused tables go with the model. options: values =, replace =, group =,
---- file_bytes =, increment_of =, increments =, async =, see checkpoint/save.lua. Returns the checkpoint's digest. Collective; blocks until it
---- is on the disk, or with async = true returns a handle at once (checkpoint/async.lua).
+--- file_bytes =, increment_of =, increments =, async =, see checkpoint/save.lua. Returns the checkpoint's digest. Collective; blocks until
+--- it is on the disk, or with async = true returns a handle at once (checkpoint/async.lua).
 function M.save(path, parts, options) return require("perilune.checkpoint.save").save(path, parts, options) end
 
 --- Load the checkpoint `path` into such objects, which may have other plans and be on other numbers of ranks. Everything that was saved
@@ -34,7 +34,7 @@ signature.kind("checkpoint_path", "a path, or a list of paths", function(x)
   end
   return #x > 0
 end)
-signature.check("checkpoint.", M, { remove = "path: string", open = "path: checkpoint_path", save = "path: string, parts: table, options: table?",
-  load = "path: string, parts: table, options: table?" })
+signature.check("checkpoint.", M, { remove = "path: string", open = "path: checkpoint_path",
+  save = "path: string, parts: table, options: table?", load = "path: string, parts: table, options: table?" })
 
 return util.face("peri.checkpoint", M, { Saver = "perilune.checkpoint.saver" })

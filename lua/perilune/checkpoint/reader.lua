@@ -31,8 +31,8 @@ local function check_path(path)
   if path:find("\0", 1, true) then P.fail "checkpoint.open: the path has a zero byte in it" end
 end
 
---- path: of a checkpoint; of an increment, with all that it is an increment of; or a list of paths, a full checkpoint and increments in their
---- order, wherever they lie. alone (true): an increment without the others, to look at what it says.
+--- path: of a checkpoint; of an increment, with all that it is an increment of; or a list of paths, a full checkpoint and increments in
+--- their order, wherever they lie. alone (true): an increment without the others, to look at what it says.
 function Checkpoint:init(path, alone)
   if type(path) == "table" then
     local list = ffi.new("const char *[?]", math.max(#path, 1))

@@ -172,8 +172,8 @@ local function with_digests(list)
   return list
 end
 
---- Remove what is neither among the newest, nor of a step that is kept, nor what the run went on from, nor what one of these is an increment
---- of. What is open elsewhere stays, and so does what somebody else has an increment of.
+--- Remove what is neither among the newest, nor of a step that is kept, nor what the run went on from, nor what one of these is an
+--- increment of. What is open elsewhere stays, and so does what somebody else has an increment of.
 local function sweep(self)
   local list, by_digest = with_digests(Saver.list(self.folder)), {}
   for _, entry in ipairs(list) do

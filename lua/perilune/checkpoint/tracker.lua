@@ -69,8 +69,8 @@ function M.settle(tracker, point, digest)
   end
 end
 
---- The rows of a source that changed since checkpoint `digest`, as they were at the last M.begin: i64, ascending, counted from first_row on;
---- nil: all.
+--- The rows of a source that changed since checkpoint `digest`, as they were at the last M.begin: i64, ascending, counted from first_row
+--- on; nil: all.
 function M.rows(tracker, digest, source, first_row)
   local point = tracker.points[index_of(tracker, digest) or 0]
   local bits = point and point.bits[changes.key(source)]

@@ -73,7 +73,8 @@ end
 function actions.show(paths)
   local c = checkpoint.open(paths[1])
   print(("%s\n  digest  %s\n  parent  %s\n  size    %s"):format(paths[1], c:digest() ~= "" and c:digest() or "none: a safetensors file",
-    c:parent() and ("%s (this is increment %d)"):format(c:parent(), c:increment()) or "none: it is whole by itself", size_text(bytes_of(c))))
+    c:parent() and ("%s (this is increment %d)"):format(c:parent(), c:increment()) or "none: it is whole by itself",
+    size_text(bytes_of(c))))
   for i, level in ipairs(c:levels()) do
     if i > 1 then print("  on      " .. level) end
   end

@@ -178,10 +178,11 @@ typedef struct peri_checkpoint_ref {
  *  place. An increment is opened with what it is an increment of, which is found by its digest in the same folder, whatever its name; what
  *  of it is missing or damaged is named. @out new. */
 PERI_API peri_status peri_checkpoint_open(const char *path, peri_checkpoint **out);
-/** The same without what it is an increment of: what it says may be asked for, its pieces verified, and its whole tensors read. */
+/** The same without what it is an increment of: what it says may be asked for, its pieces verified, and its whole
+ *  tensors read. @out new. */
 PERI_API peri_status peri_checkpoint_open_alone(const char *path, peri_checkpoint **out);
-/** Open a chain whose checkpoints may lie anywhere: @paths[0] a full one, each other one an increment of the one before. PERI_EINVAL: one is
- *  missing in front, there twice, or out of order; the message names it. @out new: the last one, as peri_checkpoint_open opens it. */
+/** Open a chain whose checkpoints may lie anywhere: @paths[0] a full one, each other one an increment of the one before. PERI_EINVAL: one
+ *  is missing in front, there twice, or out of order; the message names it. @out new: the last one, as peri_checkpoint_open opens it. */
 PERI_API peri_status peri_checkpoint_open_chain(const char *const *paths, int32_t n, peri_checkpoint **out);
 /** How many checkpoints an open one consists of: 1, and one more for each that it is an increment of (1 if it was opened alone). */
 PERI_API int64_t peri_checkpoint_levels(const peri_checkpoint *checkpoint);
