@@ -269,7 +269,9 @@ bool peri__tbe_inside(const peri_tbe *tbe);
 /** Whose memory a view is of is looked up among the table batches that were listed. (listed.c) */
 void peri__tbe_list(peri_tbe *tbe);
 void peri__tbe_unlist(peri_tbe *tbe);
-/** The table batch (retained), table and state that @t is a view of, with all its rows where peri_tbe_state has them; NULL: there is none. */
+/** The table batch in whose memory of state *@state @t lies, retained; NULL: there is none. */
+peri_tbe *peri__tbe_holding(const peri_tensor *t, int32_t *state);
+/** The table batch (retained), table and state that @t is a view of, with all rows, where peri_tbe_state has them; NULL: none. (marks.c) */
 peri_tbe *peri__tbe_of_view(const peri_tensor *t, int64_t *table, int32_t *state);
 /** Before the table batch goes: no watch is told any more, also of what is written through views that stay. (watch.c) */
 void peri__tbe_deaf(peri_tbe *tbe);

@@ -155,6 +155,46 @@ peri_status peri_row_bits_list(const peri_tbe *tbe, int64_t table, const peri_te
     return PERI_OK;
 }
 
+/* -- whose rows a tensor has ---------------------------------------------------------------------------------------------------------- */
+
+/** The table whose part @t is: it has all its rows, where peri_tbe_state has them. -1: none. */
+static int64_t table_of_view(const peri_tbe *tbe, int32_t state, const peri_tensor *t)
+{
+    for (int64_t i = 0; i < tbe->n_tables; i++) {
+        peri_tensor *view;
+        if (peri__state_view((peri_tbe *)(uintptr_t)tbe, i, state, &view) < 0) return -1;
+        const bool same = view->ndim == t->ndim && view->offset == t->offset && view->shape[0] > 0 &&
+                          memcmp(view->shape, t->shape, (size_t)t->ndim * sizeof *t->shape) == 0 &&
+                          memcmp(view->stride, t->stride, (size_t)t->ndim * sizeof *t->stride) == 0;
+        peri_tensor_release(view);
+        if (same) return i;
+    }
+    return -1;
+}
+
+peri_tbe *peri__tbe_of_view(const peri_tensor *t, int64_t *table, int32_t *state)
+{
+    peri_tbe *tbe = peri__tbe_holding(t, state);
+    if (!tbe) return NULL;
+    const int32_t geometry = tbe->state[*state].geometry;
+    *table = geometry == PERI_STATE_FULL || geometry == PERI_STATE_ROW ? table_of_view(tbe, *state, t) : -1;
+    if (*table >= 0) return tbe;
+    peri_tbe_release(tbe);
+    return NULL;
+}
+
+peri_status peri_tbe_of_view(const peri_tensor *t, peri_tbe **tbe, int64_t *table, const char **name)
+{
+    int32_t state;
+    PERI_NEED(t);
+    PERI_NEED(tbe);
+    PERI_NEED(table);
+    PERI_NEED(name);
+    *tbe = peri__tbe_of_view(t, table, &state);
+    if (*tbe) *name = (*tbe)->state[state].name;
+    return PERI_OK;
+}
+
 /* -- the rows themselves --------------------------------------------------------------------------------------------------------------- */
 
 /** Rows @list [n] of state @part into @to, by runs of rows that follow each other. Within a call. */

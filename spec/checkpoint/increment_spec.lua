@@ -147,6 +147,20 @@ describe("a chain of increments", function()
     assert.equal(0.25, q.model.ebc:weight("b"):slice(1, 31, 32):to_list()[16])
   end)
 
+  it("is saved behind the training, each the state of its moment", function()
+    local p, q, want = build(), build(), nil
+    chain("behind", p)
+    for i = 3, 5 do
+      train(p, 2 * i + 1, 2 * i + 1)
+      want = state(p)
+      local handle = save(("behind-%d"):format(i), p, { increment_of = ("%s/behind-%d"):format(folder, i - 1), async = true })
+      train(p, 2 * i + 2, 2 * i + 2)
+      handle:wait()
+    end
+    load("behind-5", q)
+    same(want, state(q))
+  end)
+
   it("after a save that failed has the rows of that one too", function()
     local p, q = build(), build()
     chain("failed", p)

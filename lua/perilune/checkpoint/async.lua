@@ -64,11 +64,9 @@ function AsyncSave:_take()
   for _, p in ipairs(s.pieces) do
     local tensor, source = p.tensor or p.shard.tensor, p.shard and p.shard.source
     index_out[0] = -1
-    if p.rows then -- they are few, and copied at once
-      source = nil
-    elseif tensor then
+    if tensor and not p.rows then -- some rows are few, and copied at once
       check(C.peri_moment_add(self._moment.ptr, Tensor.ptr(tensor), index_out))
-    elseif source then
+    elseif source and not p.rows then
       local tbe, number, name = source()
       check(C.peri_moment_add_table(self._moment.ptr, tbe, number, name, C.peri_dtype_parse(p.dtype), index_out))
     end

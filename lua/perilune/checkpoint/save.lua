@@ -34,8 +34,8 @@ local BLOCK_BYTES = 16 * 2 ^ 20 -- of rows that are read from a shard that is no
 local function numbers_text(list) return table.concat(list, ",") end
 
 --- A piece: { key = the same for pieces that are the same, name =, dtype =, shape =, offset =, size =, columns =, bytes =, and one of
---- tensor = (elements), shard = (of a ShardedTensor) }. Of an increment that has some rows of it only also source = (embed/changes.lua), rows
---- = which, from row 0 of the piece on, listed = how many.
+--- tensor = (elements), shard = (of a ShardedTensor) }. Of an increment that has some rows of it only also source = (embed/changes.lua),
+--- rows = which, from row 0 of the piece on, listed = how many.
 local function piece(name, dtype, shape, m, source)
   local p = { name = name, dtype = dtype, shape = shape, offset = m.shard_offsets, size = m.shard_sizes, columns = m.columns,
     bytes = tonumber(C.peri_dtype_size(C.peri_dtype_parse(dtype))) }

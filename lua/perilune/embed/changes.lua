@@ -1,5 +1,5 @@
--- changes.lua: which rows of tables changed (perilune/embed.h, peri_row_marks), for what a state_dict has of a table: a live view, or a shard
--- of a ShardedTensor whose rows are in a file. Its *source* is the table batch, the table, and which state it is.
+-- changes.lua: which rows of tables changed (perilune/embed.h, peri_row_marks), for what a state_dict has of a table: a live view, or a
+-- shard of a ShardedTensor whose rows are in a file. Its *source* is the table batch, the table, and which state it is.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local Tensor = require "perilune.tensor"
