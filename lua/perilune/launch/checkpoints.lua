@@ -63,11 +63,11 @@ end
 
 --- Which rows an increment has of a tensor.
 local function rows_text(t)
-  local listed, some = 0, false
+  local rows, some = 0, false
   for _, piece in ipairs(t.pieces) do
-    listed, some = listed + (piece.listed or piece.size[1] or 0), some or piece.listed ~= nil
+    rows, some = rows + (piece.listed or piece.size[1] or 0), some or piece.listed ~= nil
   end
-  return some and ("%d changed"):format(listed) or "all"
+  return some and ("%d changed"):format(rows) or "all"
 end
 
 function actions.show(paths)
