@@ -6,6 +6,8 @@
 --   load       checkpoint.load under the same plan
 --   reshard    under another one: by columns
 --   open       opening the checkpoint and reading 100 rows of one table (milliseconds)
+--   async      steps while an asynchronous save runs, and as many before it, in turns: step_ratio is the median of the former over that of
+--              the latter. A step looks up and updates 20,480 rows a rank, and does nothing else.
 local ffi = require "ffi"
 local peri = require "perilune"
 local argparse = require "argparse"
@@ -22,6 +24,7 @@ local parser = argparse("tests/bench/checkpoint.lua", "Speed of checkpoints.")
 parser:option("--out", "Append results as JSON lines to this file.")
 parser:option("--gb", "GiB of the table.", 4, tonumber)
 parser:option("--rounds", "Times that everything is measured, in turns.", 3, tonumber)
+parser:option("--steps", "Steps of each side of the case async, in each round.", 200, tonumber)
 parser:option("--directory", "Where files are made (and removed).", os.getenv "TMPDIR" or "/var/tmp")
 local options = parser:parse(arg)
 peri.init()
@@ -78,6 +81,36 @@ local function model(entry)
   return peri.DistributedModelParallel { module = ebc, plan = { [""] = { t = entry } } }
 end
 
+-- -- steps ----------------------------------------------------------------------------------------------------------------------------
+
+local BAGS, LENGTH = 2048, 10
+
+--- Batches of ids that are drawn from all rows, small ones more often.
+local function draw_batches(n)
+  local x, list, lengths = 17 + rank, {}, {}
+  for k = 1, BAGS do lengths[k] = LENGTH end
+  for b = 1, n do
+    local ids = {}
+    for k = 1, BAGS * LENGTH do
+      x = x * 16807 % 2147483647
+      ids[k] = math.floor((x / 2147483647) ^ 3 * rows)
+    end
+    list[b] = peri.KeyedJaggedTensor { keys = { "f" }, values = peri.tensor(ids, "i64"), lengths = peri.tensor(lengths, "i32") }
+  end
+  return list
+end
+
+--- The median of the seconds of `steps` steps.
+local function median_step(m, batches, steps)
+  local seconds = {}
+  for i = 1, steps do
+    local from = now()
+    peri.scope(function() m(batches[i % #batches + 1]):wait():values():sum():backward() end)
+    seconds[i] = now() - from
+  end
+  return peri.util.median(seconds)
+end
+
 local bytes = rows * 65 * 4
 local share_of_rank = math.floor(bytes / ranks)
 os.execute("mkdir -p " .. folder)
@@ -118,6 +151,15 @@ for round = 1, options.rounds do
   world:barrier():wait()
 end
 
+local batches = draw_batches(8)
+median_step(saved, batches, 20)
+for _ = 1, options.rounds do
+  local before = median_step(saved, batches, options.steps)
+  local save = saved:save(path, { replace = true, async = true })
+  note("async", median_step(saved, batches, options.steps) / before)
+  save:wait()
+end
+
 if rank == 0 then
   print(("%-10s %5s %8s %14s %6s"):format("case", "ranks", "GB/s", "disk GB/s", "share"))
   for _, case in ipairs { { "save", "disk write" }, { "load", "disk read" }, { "reshard", "disk read" } } do
@@ -128,6 +170,9 @@ if rank == 0 then
         "\n")
     end
   end
+  local ratio = peri.util.median(times.async)
+  print(("%-10s %5d %8.3f times the step without it"):format("async", ranks, ratio))
+  if out then out:write(json.encode { case = "async", ranks = ranks, gb = bytes / 1e9, step_ratio = ratio }, "\n") end
   local ms = 1e3 * peri.util.median(times.open)
   print(("%-10s %5d %8.2f ms"):format("open", ranks, ms))
   if out then

@@ -24,7 +24,7 @@ local _, _, _, wrap_moment = P.handle("peri_moment", {}, nil, "a moment of table
 local moment_out, index_out = ffi.new "peri_moment *[1]", ffi.new "int64_t[1]"
 --- How copying goes on: bytes that are copied at once, without looking at the time; the share of the time that it may take while the
 --- program does something else, and the seconds that it may take at once.
-M.pace = { block = 2 ^ 18, share = 0.03, most = 0.02 }
+M.pace = { block = 2 ^ 18, share = 0.02, most = 0.02 }
 local OUTCOME = 2048       -- bytes of the outcome that rank 0 sends
 
 local function now() return tonumber(C.peri_time_ns()) * 1e-9 end
