@@ -264,7 +264,8 @@ local function weigh(self, search)
   search.placements, search.num_proposals = search.placements + work, search.num_proposals + 1
   if not found then return end
   local rating = self:rate(search, found.proposal, found.placement)
-  local outcome = { proposal = found.proposal, placement = found.placement, rating = rating, least = found.least }
+  local outcome = { proposal = found.proposal, placement = found.placement, rating = rating }
+  search.least = found.least
   outcome.score, search.num_plans = self:score(rating, found.proposal), search.num_plans + 1
   if not search.best or outcome.score < search.best.score then search.best = outcome end
 end
@@ -336,7 +337,7 @@ end
 
 --- Look for the best plan of a model (see enumerators.lua). Returns { best = { proposal =, placement =, rating =, units = and
 --- unit_placement = the same with co-located tables as one option } or nil, space = all options, units = those that proposals are made of,
---- left_out = tables for other devices (constraints.lua),
+--- left_out = tables for other devices (constraints.lua), least = a rating that no plan is better than, if options were weighed,
 --- refused = those that relations leave out, topology = what was left of it, num_proposals =, num_plans =, stopped = at the limit,
 --- failure = the smallest that did not fit }.
 function EmbeddingShardingPlanner:search(model)

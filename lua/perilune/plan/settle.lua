@@ -14,7 +14,50 @@ local MOST_TO_FIND = 4                   -- times the work that is allowed, to f
 local NEAR = 1.002                       -- times what no plan can be better than: good enough
 local SHORTER = 0.9985                   -- the limit of the next round
 local MOST_OUT = 24                      -- tables that are taken out at once
-local IN_VAIN = 2500                     -- rounds in a row that found nothing
+local STARTS = 4                         -- fillings from which rounds begin: where memory is tight, most end where none leads on
+local IN_VAIN, IN_VAIN_LOOSE = 2500, 300 -- rounds in a row that found nothing; the second where memory is no matter
+local NEARER = 1 - 1e-6                  -- times what ranks worked beyond the target before: a round that found something
+local LOOSE = 0.5                        -- of each rank's memory: a plan that leaves so much is not held back by memory
+
+--- Where shards of an option can go: to any ranks ("any"), any ranks of one group ("group"), rank k for shard k ("all"), groups in blocks
+--- ("blocks"). What is forced upon it by their number counts: one shard in one group can go anywhere.
+local function reach_of(option, topology)
+  local W, G = topology.world_size, topology.intra_group_size
+  if option.partition_by == "device" then return "any" end
+  if option.sharding_type == "table_column_wise" then return (option.num_shards == 1 or G == W) and "any" or "group" end
+  return (option.partition_by == "uniform" or option.num_shards == W and G == W) and "all" or "blocks"
+end
+
+--- Whether no shard of option a takes more, of anything, than the same shard of option b.
+local function no_worse(a, b)
+  if #a.runs ~= #b.runs then return false end
+  for i, x in ipairs(a.runs) do
+    local y = b.runs[i]
+    local s, u = x.storage, y.storage
+    if x.n ~= y.n or x.perf.total > y.perf.total or s.hbm > u.hbm or s.ddr > u.ddr or s.ssd > u.ssd then return false end
+  end
+  return true
+end
+
+--- Options of a table, without those for which another one can go wherever they can and takes no more. No plan needs them, and rounds
+--- that try other options at random find those that differ sooner.
+local function worth_trying(options, topology)
+  local function beats(a, b)
+    local x, y = reach_of(a, topology), reach_of(b, topology)
+    return (x == y or x == "any" and y == "group") and no_worse(a, b)
+  end
+  local kept = {}
+  for _, option in ipairs(options) do
+    local rest, beaten = {}, false
+    for _, other in ipairs(kept) do
+      beaten = beaten or beats(other, option)
+      if beaten or not beats(option, other) then rest[#rest + 1] = other end
+    end
+    if not beaten then rest[#rest + 1] = option end
+    kept = rest
+  end
+  return kept
+end
 
 --- Options of each table from the cheapest, at these prices.
 local function sorted_by_cost(tables, price_hbm, price_ddr)
@@ -92,7 +135,7 @@ end
 
 --- Fill ranks with limits from the least that can be hoped for on, until one does; then with limits between it and the one before.
 function Search:fillings()
-  local low, high, goes_on = self.least, self.least, true
+  local low, high, goes_on = self.least, self.hoped, true
   local found
   for _ = 1, MOST_LONGER do
     found, goes_on = self:fillings_within(high)
@@ -109,15 +152,17 @@ function Search:fillings()
   end
 end
 
+--- sorted: the lists of options with which ranks were filled: rounds can begin here.
 function Search:keep(result, sorted)
+  if sorted then self.starts[#self.starts + 1] = { plan = result, sorted = sorted } end
   if self.best and result.rating >= self.best.rating then return end
-  self.best, self.sorted = result, sorted or self.sorted
+  self.best = result
 end
 
---- The packing as the best is.
-function Search:put_best()
+--- The packing as a plan is.
+function Search:put_plan(plan)
   self.packing:clear()
-  for t, option in ipairs(self.best.proposal) do self.packing:put(t, option, self.best.placement[t], 1) end
+  for t, option in ipairs(plan.proposal) do self.packing:put(t, option, plan.placement[t], 1) end
 end
 
 --- Milliseconds by which ranks work longer than a target, of all ranks; and these ranks.
@@ -179,9 +224,10 @@ function Search:mixed(list)
   end)
 end
 
---- One round: some tables out, and in again. What ranks work beyond the target is no more then, or all is as before. Returns what it is.
-function Search:again(target, sum, over)
-  local packing, before, list, longest = self.packing, {}, self:chosen(over), self.best.rating
+--- One round: some tables out, and in again, where no rank works longer than the target, or than `longest`. What ranks work beyond the
+--- target is no more then, or all is as before. Returns what it is.
+function Search:again(target, sum, over, longest)
+  local packing, before, list = self.packing, {}, self:chosen(over)
   for _, t in ipairs(list) do
     before[t] = { packing.option[t], packing.ranks[t] }
     packing:put(t, before[t][1], before[t][2], -1)
@@ -204,7 +250,7 @@ end
 --- Lists of options by several prices of memory; false: none can be found.
 function Search:prices()
   local knapsack = self.knapsack
-  self.priced = { self.sorted }
+  self.priced = { self.starts[1].sorted }
   for _, share in ipairs { 1, 0.8 } do
     if knapsack:solve(self.best.rating, share) then
       self.size = self.size or select(2, order_of(knapsack, self.best.rating))
@@ -216,24 +262,53 @@ function Search:prices()
   return self.size ~= nil
 end
 
---- Take out and put back until nothing has come of it for long.
-function Search:rounds()
-  self:put_best()
-  if not self:prices() then return end
-  local target = self.best.rating * SHORTER
+--- Whether all ranks have much of every kind of memory left with this plan.
+function Search:is_loose(plan)
+  self:put_plan(plan)
+  for r = 0, self.packing.W - 1 do
+    for tier, cap in util.ordered(self.packing.caps) do
+      if self.packing[tier][r] < LOOSE * cap[r] then return false end
+    end
+  end
+  return true
+end
+
+--- Take out and put back, beginning with a plan, until nothing has come of so many rounds, or `most` work is done.
+function Search:rounds(best, in_vain, most)
+  self:put_plan(best)
+  local target = best.rating * SHORTER
   local sum, over = self:beyond(target)
   local vain = 0
-  while self.packing.work < self.most and self.best.rating > self.least * NEAR and vain < IN_VAIN do
-    local now, still = self:again(target, sum, over)
-    vain = now < sum and 0 or vain + 1
+  while self.packing.work < most and best.rating > self.least * NEAR and vain < in_vain do
+    local now, still = self:again(target, sum, over, best.rating)
+    vain = now < sum * NEARER and 0 or vain + 1
     sum, over = now, still
     if sum == 0 then
-      self:keep(self.packing:result())
-      target = self.best.rating * SHORTER
+      best = self.packing:result()
+      target = best.rating * SHORTER
       sum, over = self:beyond(target)
     end
   end
-  if self.packing:longest() < self.best.rating then self:keep(self.packing:result()) end
+  if self.packing:longest() < best.rating then best = self.packing:result() end
+  self:keep(best)
+end
+
+--- Rounds from the best of the fillings, which share the work that is left.
+function Search:from_starts()
+  table.sort(self.starts, function(a, b) return a.plan.rating < b.plan.rating end)
+  local list = {}
+  for _, start in ipairs(self.starts) do
+    local last = list[#list]
+    if not (last and last.plan.rating == start.plan.rating) then list[#list + 1] = start end
+  end
+  local loose = self:is_loose(self.best)
+  local n = math.min(loose and 1 or STARTS, #list)
+  if not self:prices() then return end
+  for i = 1, n do
+    local work = self.packing.work
+    self.priced[1] = list[i].sorted
+    self:rounds(list[i].plan, loose and IN_VAIN_LOOSE or IN_VAIN, work + (self.most - work) / (n - i + 1))
+  end
 end
 
 --- A plan of the tables, in the order of the search's, from one in any order.
@@ -251,19 +326,18 @@ end
 --- works longest), least = (what no plan is better than) } or nil: none; and the work: ranks that were looked at. most: of these. start: a
 --- plan to begin with, or nil.
 function M.search(space, topology, most, start)
-  local tables = pack.by_table(space)
+  local tables = util.map(pack.by_table(space), function(options) return worth_trying(options, topology) end)
   local knapsack = weigh.knapsack(tables)
   knapsack:within(topology)
-  local self = setmetatable({ tables = tables, knapsack = knapsack, packing = pack.new(tables, topology), most = most, state = 12345 },
-    Search)
-  self.least = knapsack:shortest(1)
-  if not self.least then return nil, #space end
+  local self = setmetatable({ tables = tables, knapsack = knapsack, packing = pack.new(tables, topology), most = most, state = 12345,
+    starts = {} }, Search)
+  self.hoped = knapsack:shortest(1)
+  if not self.hoped then return nil, #space end
+  self.least = knapsack:bound()
   self:fillings()
-  if start and (not self.best or start.rating < self.best.rating) then
-    self.best, self.sorted = arranged(tables, start), sorted_by_cost(tables, 0, 0)
-  end
+  if start then self:keep(arranged(tables, start), sorted_by_cost(tables, 0, 0)) end
   if not self.best then return nil, self.packing.work end
-  self:rounds()
+  self:from_starts()
   self.best.least = self.least
   return self.best, self.packing.work
 end

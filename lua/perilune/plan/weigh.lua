@@ -41,7 +41,7 @@ end
 
 --- What ranks have: together, and the one that has most.
 function Knapsack:within(topology)
-  self.ranks, self.room, self.most = topology.world_size, { hbm = 0, ddr = 0 }, { hbm = 0, ddr = 0 }
+  self.ranks, self.room, self.most, self.proved = topology.world_size, { hbm = 0, ddr = 0 }, { hbm = 0, ddr = 0 }, 0
   for _, device in ipairs(topology.devices) do
     for _, tier in ipairs { "hbm", "ddr" } do
       self.room[tier], self.most[tier] = self.room[tier] + device[tier], math.max(self.most[tier], device[tier])
@@ -64,6 +64,7 @@ function Knapsack:take(longest, price_hbm, price_ddr)
     if at < 0 then return nil end
     pick[t], ms, h, d = at, ms + time[at], h + hbm[at], d + ddr[at]
   end
+  self.proved = math.max(self.proved, ms + price_hbm * (h - self.room.hbm) + price_ddr * (d - self.room.ddr))
   return ms, h, d
 end
 
@@ -164,6 +165,28 @@ function Knapsack:shortest(share)
     if does(middle) then high = middle else low = middle end
   end
   return high
+end
+
+--- A T, to so many parts of a thousand, that no plan is better than. With any prices, what tables cost at least, less the price of all the
+--- memory that there is, is no more than what any plan takes in all (the dual of the knapsack).
+function Knapsack:bound()
+  local low, high = 0, self:shortest(1)
+  for t = 0, self.n - 1 do
+    local least = math.huge
+    for i = self.first[t], self.first[t + 1] - 1 do least = math.min(least, self.longest[i]) end
+    low = math.max(low, least)
+  end
+  local function impossible(T)
+    self.proved = 0
+    self:solve(T, 1)
+    return self.proved > T * self.ranks
+  end
+  if not high or not impossible(low) then return low end
+  while high / low > 1.004 do
+    local middle = math.sqrt(low * high)
+    if impossible(middle) then low = middle else high = middle end
+  end
+  return low
 end
 
 --- The options that were picked.
