@@ -330,8 +330,8 @@ peri_status peri_sparse_bucketize_replay(peri_tensor *lengths, peri_tensor *buck
     PERI_TRY_GOTO(peri_tensor_contiguous(lengths, &before), out);
     PERI_TRY_GOTO(peri_tensor_contiguous(bucketized_lengths, &after), out);
     PERI_TRY_GOTO(peri_tensor_contiguous(mapping, &flat), out);
-    PERI_TRY_GOTO(peri__check_indices(f, "bucket_mapping", flat, buckets), out);
-    PERI_TRY_GOTO(peri__bags_of(f, "lengths", &bags_before, before, NULL, n, 0), out);
+    const peri__indices indices = {"bucket_mapping", flat, buckets};
+    PERI_TRY_GOTO(peri__indices_and_bags(f, &indices, "lengths", &bags_before, before, NULL, n, 0), out);
     PERI_TRY_GOTO(peri__bags_of(f, "bucketized_lengths", &bags_after, after, NULL, n, peri__max(bags, 1)), out);
     PERI_TRY_GOTO(peri__tensor_like(bags_after.offsets, 1, bags_after.offsets->shape, &cursor), out);
     PERI_TRY_GOTO(peri_tensor_copy(cursor, bags_after.offsets), out);

@@ -38,7 +38,7 @@ peri_status peri__check_ints(const char *function, const char *what, const peri_
     return like ? peri__check_same_device(function, t, like) : PERI_OK;
 }
 
-/** The findings of index_check about @t on the host: the first bad place, or the extent; to be given back. */
+/** The findings of index_check about @t, on their way to the host: the first bad place, or the extent; to be given back. */
 static peri_status inspect(const peri_tensor *t, int64_t limit, bool extent, peri__report **out)
 {
     int64_t words = extent ? 2 : 1;
@@ -51,8 +51,7 @@ static peri_status inspect(const peri_tensor *t, int64_t limit, bool extent, per
     peri_status status;
     PERI_TRY_GOTO(PERI_RUN(device, index_check, &args), out);
     PERI_TRY_GOTO(peri__report_take(device, words, &report), out);
-    PERI_TRY_GOTO(peri__report_post(report, peri__data(found), words), out);
-    status = peri__report_wait(report);
+    status = peri__report_post(report, peri__data(found), words);
 out:
     peri_tensor_release(found);
     if (status < 0) peri__report_return(report);
@@ -83,13 +82,13 @@ peri_status peri__int_at(const peri_tensor *t, int64_t i, int64_t *out)
     return status;
 }
 
-peri_status peri__check_indices(const char *function, const char *what, const peri_tensor *t, int64_t limit)
+/** What @report (given back) says of the indices @t. Waits. */
+static peri_status judge_indices(const char *function, const char *what, const peri_tensor *t, int64_t limit, peri__report *report)
 {
-    peri__report *report;
-    PERI_TRY(inspect(t, limit, false, &report));
+    peri_status status = peri__report_wait(report);
     int64_t bad = report->words[0], value;
     peri__report_return(report);
-    if (bad == INT64_MAX) return PERI_OK;
+    if (status < 0 || bad == INT64_MAX) return status;
     PERI_TRY(peri__int_at(t, bad, &value));
     if (limit == 0) return peri__fail(PERI_ERANGE, "%s: %s[%lld] is %lld, and nothing is allowed", function, what, (long long)bad,
                                       (long long)value);
@@ -97,14 +96,22 @@ peri_status peri__check_indices(const char *function, const char *what, const pe
                       (long long)limit - 1);
 }
 
+peri_status peri__check_indices(const char *function, const char *what, const peri_tensor *t, int64_t limit)
+{
+    peri__report *report;
+    PERI_TRY(inspect(t, limit, false, &report));
+    return judge_indices(function, what, t, limit, report);
+}
+
 peri_status peri__extent(const peri_tensor *t, int64_t *least, int64_t *most)
 {
     peri__report *report;
     PERI_TRY(inspect(t, 0, true, &report));
+    peri_status status = peri__report_wait(report);
     *least = report->words[0];
     *most = report->words[1];
     peri__report_return(report);
-    return PERI_OK;
+    return status;
 }
 
 typedef struct bag_names {
@@ -149,6 +156,18 @@ peri_status peri__bags_of(const char *function, const char *what, peri__bags *b,
 {
     PERI_TRY(bags_post(function, b, lengths, offsets, rows));
     return bags_settle(function, b, &(bag_names){what, columns});
+}
+
+peri_status peri__indices_and_bags(const char *function, const peri__indices *indices, const char *what, peri__bags *b,
+                                   peri_tensor *lengths, peri_tensor *offsets, int64_t rows, int64_t columns)
+{
+    peri__report *found;
+    PERI_TRY(inspect(indices->t, indices->limit, false, &found));
+    peri_status bags = bags_post(function, b, lengths, offsets, rows);
+    peri_status status = judge_indices(function, indices->what, indices->t, indices->limit, found);
+    if (status >= 0 && bags >= 0) return bags_settle(function, b, &(bag_names){what, columns});
+    if (bags >= 0) peri__bags_fini(b);
+    return status < 0 ? status : bags;
 }
 
 peri_status peri__offsets_post(const char *function, const char *what, peri_tensor *offsets, int64_t rows, peri__bags *b)

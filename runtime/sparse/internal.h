@@ -26,6 +26,17 @@ peri_status peri__extent(const peri_tensor *t, int64_t *least, int64_t *most);
 peri_status peri__bags_of(const char *function, const char *what, peri__bags *b, peri_tensor *lengths, peri_tensor *offsets, int64_t rows,
                           int64_t columns);
 
+/** Indices as peri__check_indices takes them. */
+typedef struct peri__indices {
+    const char *what;
+    const peri_tensor *t;
+    int64_t limit;
+} peri__indices;
+
+/** peri__check_indices and then peri__bags_of, with one wait for both. */
+peri_status peri__indices_and_bags(const char *function, const peri__indices *indices, const char *what, peri__bags *b,
+                                   peri_tensor *lengths, peri_tensor *offsets, int64_t rows, int64_t columns);
+
 /** Begin to check that contiguous @offsets, called @what, are complete and cut @rows things into parts; later, judge what was found about
  *  them, which waits for the device and gives @b up. Each part is called @part in errors. */
 peri_status peri__offsets_post(const char *function, const char *what, peri_tensor *offsets, int64_t rows, peri__bags *b);

@@ -218,8 +218,9 @@ peri_status peri_sparse_permute(peri_tensor *permute, peri_tensor *lengths, peri
     PERI_TRY_GOTO(peri_tensor_contiguous(permute, &m.permute), out);
     PERI_TRY_GOTO(peri_tensor_contiguous(lengths, &all), out);
     PERI_TRY_GOTO(peri__flat(all, &flat), out);
-    PERI_TRY_GOTO(peri__check_indices(f, "permute", m.permute, m.parts), out);
-    PERI_TRY_GOTO(peri__bags_of(f, "lengths", &bags, flat, NULL, values->shape[0], lengths->ndim == 2 ? columns : 0), out);
+    const peri__indices indices = {"permute", m.permute, m.parts};
+    PERI_TRY_GOTO(peri__indices_and_bags(f, &indices, "lengths", &bags, flat, NULL, values->shape[0], lengths->ndim == 2 ? columns : 0),
+                  out);
     PERI_TRY_GOTO(source_bounds(&m, &bags, columns), out);
     PERI_TRY_GOTO(result_bounds(f, &m), out);
     PERI_TRY_GOTO(move_lengths(&m, all, &r.lengths), out);
@@ -342,8 +343,8 @@ peri_status peri_sparse_expand_permute(peri_tensor *permute, peri_tensor *in_off
     PERI_TRY_GOTO(peri_tensor_contiguous(permute, &p), out);
     PERI_TRY_GOTO(peri_tensor_contiguous(in_offsets, &in), out);
     PERI_TRY_GOTO(peri_tensor_contiguous(out_offsets, &to), out);
-    PERI_TRY_GOTO(peri__check_indices(f, "permute", p, in->shape[0] - 1), out);
-    PERI_TRY_GOTO(peri__bags_of(f, "input_offset", &bags, NULL, in, in_rows, 0), out);
+    const peri__indices indices = {"permute", p, in->shape[0] - 1};
+    PERI_TRY_GOTO(peri__indices_and_bags(f, &indices, "input_offset", &bags, NULL, in, in_rows, 0), out);
     PERI_TRY_GOTO(check_expansion(f, p, in, to, out_rows), out);
     status = places(p, to, in, p, out_rows, out);
 out:
