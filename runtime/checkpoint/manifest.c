@@ -6,6 +6,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/random.h>
 
 void peri__manifest_fini(peri__manifest *m)
 {
@@ -166,34 +167,61 @@ static int by_place(const void *a, const void *b, void *context)
     return 0;
 }
 
-static bool overlap(int32_t ndim, const int64_t *x, const int64_t *y)
-{
-    for (int32_t d = 0; d < ndim; d++)
-        if (peri__max(x[d], y[d]) >= peri__min(x[d] + x[ndim + d], y[d] + y[ndim + d])) return false;
-    return true;
-}
-
 static bool same_columns(int32_t ndim, const int64_t *x, const int64_t *y)
 {
     return x[2 * ndim] == y[2 * ndim] && x[2 * ndim + 1] == y[2 * ndim + 1];
 }
 
-/** The sorted pieces [first, past) of one set of columns: all elements of the tensor, each once. */
+/* Whether rectangles are a whole one, each element once, without comparing them with each other: draw a random number h_d(x) for each place x
+ * of each dimension d. In a field, the product over d of h_d(end) - h_d(begin) is a measure: rectangles that are the whole, each element once,
+ * have its sum; of others the sum differs, but for one time in 2^58 (it is a polynomial of degree ndim in the random numbers: Schwartz and
+ * Zippel). The numbers are drawn anew in each process, so nobody can prepare a file for them. */
+
+#define FIELD (((uint64_t)1 << 61) - 1) /* a prime */
+
+static uint64_t times(uint64_t x, uint64_t y)
+{
+    const unsigned __int128 product = (unsigned __int128)x * y;
+    return ((uint64_t)(product & FIELD) + (uint64_t)(product >> 61)) % FIELD; /* 2^61 is 1 in the field */
+}
+
+static uint64_t place(uint64_t seed, int32_t d, int64_t x) { return peri__hash_mix(seed + (uint64_t)d, (uint64_t)x) % FIELD; }
+
+static uint64_t measure(uint64_t seed, int32_t ndim, const int64_t *offset, const int64_t *size)
+{
+    uint64_t m = 1;
+    for (int32_t d = 0; d < ndim; d++) {
+        const int64_t begin = offset ? offset[d] : 0;
+        m = times(m, (place(seed, d, begin + size[d]) + FIELD - place(seed, d, begin)) % FIELD);
+    }
+    return m;
+}
+
+static uint64_t drawn_seed(void)
+{
+    static atomic_uint_least64_t drawn;
+    uint64_t seed = atomic_load_explicit(&drawn, memory_order_relaxed), fresh;
+    if (seed) return seed;
+    if (getrandom(&fresh, sizeof fresh, 0) != sizeof fresh) fresh = (uint64_t)peri_time_ns();
+    fresh |= 1;
+    return atomic_compare_exchange_strong(&drawn, &seed, fresh) ? fresh : seed;
+}
+
+/** The pieces [first, past) of one set of columns: all elements of the tensor, each once. */
 static peri_status whole(const peri__manifest *m, const peri__entry *e, int64_t first, int64_t past, const char *what)
 {
-    const int32_t ndim = e->ndim;
-    int64_t found = 0, all = peri__volume(ndim, peri__entry_shape(m, e));
-    for (int64_t i = first; i < past; i++) {
+    const uint64_t seed = drawn_seed();
+    const int64_t *shape = peri__entry_shape(m, e), all = peri__volume(e->ndim, shape);
+    int64_t found = 0;
+    uint64_t sum = 0;
+    bool twice = false;
+    for (int64_t i = first; i < past && !twice; i++) {
         const int64_t *x = m->numbers + m->pieces[i].numbers;
-        found += peri__volume(ndim, x + ndim); /* no overflow: each is at most `all`, and what does not overlap is at most `all` together */
-        for (int64_t k = i + 1; k < past; k++) {
-            const int64_t *y = m->numbers + m->pieces[k].numbers;
-            if (ndim && y[0] >= x[0] + x[ndim]) break; /* sorted by the first dimension */
-            if (overlap(ndim, x, y))
-                return peri__fail(PERI_EMISMATCH, "%s: tensor '%s': two of its pieces have the same elements", what,
-                                  peri__entry_name(m, e));
-        }
+        twice = __builtin_add_overflow(found, peri__volume(e->ndim, x + e->ndim), &found) || found > all;
+        sum = (sum + measure(seed, e->ndim, x, x + e->ndim)) % FIELD;
     }
+    if (twice || (found == all && all > 0 && sum != measure(seed, e->ndim, NULL, shape)))
+        return peri__fail(PERI_EMISMATCH, "%s: tensor '%s': two of its pieces have the same elements", what, peri__entry_name(m, e));
     if (found == all) return PERI_OK;
     return peri__fail(PERI_EMISMATCH, "%s: tensor '%s': its pieces have %lld of its %lld elements", what, peri__entry_name(m, e),
                       (long long)found, (long long)all);

@@ -156,22 +156,36 @@ static peri_status usable(const peri_checkpoint_writer *w, const char *function)
     return w->finished ? peri__fail(PERI_EINVAL, "%s: the writer is finished", function) : PERI_OK;
 }
 
-/** Which file each piece is in. */
+/** Bytes of a header for a piece of @e, at most: its name, in quotes, and numbers of 20 digits. */
+static int64_t header_bytes(const peri_checkpoint_writer *w, const peri__entry *e)
+{
+    int64_t bytes = 160 + 80 * (int64_t)e->ndim;
+    for (const char *c = peri__entry_name(&w->m, e); *c; c++) bytes += (unsigned char)*c < ' ' ? 6 : *c == '"' || *c == '\\' ? 2 : 1;
+    return bytes;
+}
+
+/** Which file each piece is in: the next one when this one would be too large, or its header. */
 static peri_status lay_out(peri_checkpoint_writer *w)
 {
-    int64_t bytes = 0;
+    int64_t bytes = 0, header = 0;
     int32_t file = -1;
-    for (int64_t k = 0; k < w->m.n_pieces || file < 0; k++) { /* without any piece one file is written all the same */
-        peri__piece *p = k < w->m.n_pieces ? &w->m.pieces[k] : NULL;
-        if (file < 0 || (bytes > 0 && bytes > w->file_bytes - p->bytes)) {
-            char name[256];
-            snprintf(name, sizeof name, file < 0 ? "%s.safetensors" : "%s-%d.safetensors", w->stem, file + 2);
-            PERI_TRY(peri__manifest_file(&w->m, name, 0, &file));
-            bytes = 0;
+    for (int64_t i = 0; i < w->m.n_entries || file < 0; i++) { /* without any piece one file is written all the same */
+        const peri__entry *e = i < w->m.n_entries ? &w->m.entries[i] : NULL;
+        for (int64_t k = 0; k < (e ? e->n_pieces : 1); k++) {
+            peri__piece *p = e ? &w->m.pieces[e->first_piece + k] : NULL;
+            const int64_t more = e ? header_bytes(w, e) : 0;
+            if (file < 0 || (bytes > 0 && (bytes > w->file_bytes - p->bytes || header > PERI__HEADER_MOST - more))) {
+                char name[256];
+                snprintf(name, sizeof name, file < 0 ? "%s.safetensors" : "%s-%d.safetensors", w->stem, file + 2);
+                PERI_TRY(peri__manifest_file(&w->m, name, 0, &file));
+                bytes = header = 0;
+            }
+            if (!p) break;
+            p->file = file;
+            bytes += p->bytes;
+            header += more;
         }
-        if (!p) break;
-        p->file = file;
-        bytes += p->bytes;
+        if (!e) break;
     }
     w->started = true;
     return PERI_OK;

@@ -1,8 +1,9 @@
 -- plans.lua: legal plans drawn at random: worlds of 1 to 8 ranks on nodes that may differ in size, tables of all shapes, every sharding
 -- type in any mixture, uneven and empty shards. On each the law is checked: outputs and, after two steps, weights and optimizer states are
 -- those of the unsharded collection on the batches of all ranks; with exact sums, bit for bit. Half of the plans are saved as a checkpoint
--- after the first step, and go on under another plan, on another number of ranks. Of these half take up to two more steps before, and save
--- an increment after each; they save one more under the other plan. Of those that are not saved half are resharded, on the same ranks.
+-- after the first step, half of them behind the next one, and go on under another plan, on another number of ranks. Of these half take up
+-- to two more steps before, and save an increment after each; they save one more under the other plan. Of those that are not saved half are
+-- resharded, on the same ranks.
 --
 --   luajit tests/fuzz/plans.lua [PLANS [SEED]]     as `make test` runs it; a failure prints the plan and how to repeat it
 --   luajit tests/fuzz/plans.lua SECONDSs [SEED]    as `make fuzz` runs it
@@ -216,6 +217,7 @@ local function draw(seed)
   for step = 1, STEPS + case.increments do
     case.steps[step] = map(case.worlds[world_of(case, step)].ranks, function() return draw_batch(below, case) end)
   end
+  case.async = case.worlds[2] and below(2) == 0
   return case
 end
 
@@ -226,6 +228,7 @@ local function text_of(case)
     case.sequence and "sequences" or "bags", case.params.optimizer, case.exact and ", exact" or "",
     case.slopes and ", weights with gradient" or case.weighted and ", weighted" or "",
     case.variable and ", variable batch" or "", case.division and "divided" or "added up") }
+  if case.async then lines[1] = lines[1] .. ", saved behind a step" end
   for _, t in ipairs(case.tables) do
     lines[#lines + 1] = ("  %s: %d x %d %s of %s, %s: %s"):format(t.name, t.rows, t.cols, case.data_type, table.concat(t.features, ", "),
       t.pooling, table.concat(map(t.shardings, tostring), ", then "))
@@ -436,11 +439,17 @@ local function check(case)
   --- The checkpoint after so many increments.
   local function path_of(n) return n == 0 and kept or ("%s-%d"):format(kept, n) end
   local last = case.increments
-  local function save(module, world, n)
-    peri.checkpoint.save(path_of(n), { model = module }, { group = world, replace = n == 0, values = { step = 1 + n },
-      increments = n == 0 and last > 0, increment_of = n > 0 and path_of(n - 1) or nil })
+  local function save(module, world, n, async)
+    return peri.checkpoint.save(path_of(n), { model = module }, { group = world, replace = n == 0, values = { step = 1 + n },
+      increments = n == 0 and last > 0, increment_of = n > 0 and path_of(n - 1) or nil, async = async })
   end
-  train(case, 1, want, 1, 1 + last, nothing, nothing, function(module, world, step) save(module, world, step - 1) end)
+  train(case, 1, want, 1, 1 + last, nothing, nothing, function(module, world, step)
+    local pending = save(module, world, step - 1, case.async)
+    if not case.async or step <= last then return end
+    step_of(case, module, 1, { case.steps[1][world:rank() + 1] }, { world:rank() }, 1) -- which no checkpoint has
+    pending:done()
+    pending:wait()
+  end)
   local function load(module, world, n)
     local values = peri.checkpoint.load(path_of(n), { model = module }, { group = world, increments = last > 0 })
     if values.step ~= 1 + n then error("the values that were saved are others", 0) end

@@ -14,6 +14,7 @@
 #include <limits.h>
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 #include <xxhash.h>
 
@@ -562,6 +563,7 @@ static void parts_must_fit(void **context)
     } cases[] = {
         {{{.size = {2, 4}}}, 1, "its pieces have 8 of its 16 elements"},
         {{{.size = {3, 4}}, {.offset = {2, 0}, .size = {2, 4}}}, 2, "two of its pieces have the same elements"},
+        {{{.size = {2, 4}}, {.offset = {1, 0}, .size = {2, 4}}}, 2, "two of its pieces have the same elements"},
         {{{.size = {4, 4}, .columns = 2}, {.size = {4, 4}, .column = 1, .columns = 2}}, 2, "share columns"},
         {{{.size = {4, 4}}, {.size = {4, 4}, .column = 1, .columns = 2}}, 2, "say their columns"},
     };
@@ -581,6 +583,31 @@ static void parts_must_fit(void **context)
         sweep(saving);
         mkdir(saving, 0777);
     }
+}
+
+/** 100,000 pieces of the same rows, in any order: comparing each with each other would take minutes. */
+static void many_pieces_take_as_long_as_they_are_many(void **context)
+{
+    enum { N = 100000, STEP = 7919 };
+    (void)context;
+    const int64_t shape[] = {2, N};
+    const peri_checkpoint_tensor t = tensor_of("t", PERI_U8, 2, shape);
+    const char *part;
+    char digest[33];
+    peri_checkpoint_writer *w;
+    peri_checkpoint *c;
+    const clock_t begin = clock();
+    assert_ok(peri_checkpoint_writer_new(saving, "r", 0, &w));
+    for (int64_t k = 0; k < N; k++)
+        assert_ok(peri_checkpoint_writer_add(w, &t, &(peri_checkpoint_region){.offset = {0, k * STEP % N}, .size = {2, 1}}));
+    for (int64_t k = 0; k < N; k++) assert_ok(peri_checkpoint_writer_put_bytes(w, "ab", 2));
+    assert_ok(peri_checkpoint_writer_finish(w));
+    assert_ok(peri_checkpoint_writer_part(w, &part));
+    assert_ok(peri_checkpoint_publish(saving, path, &part, 1, NULL, false, digest));
+    peri_checkpoint_writer_release(w);
+    assert_ok(peri_checkpoint_open(path, &c));
+    peri_checkpoint_release(c);
+    assert_true(clock() - begin < 10 * CLOCKS_PER_SEC);
 }
 
 /** A bool is 0 or 1, whoever wrote the file. */
@@ -645,6 +672,7 @@ static const struct CMUnitTest tests[] = {
     TEST(strangers_are_refused),
     TEST(only_checkpoints_are_replaced),
     TEST(parts_must_fit),
+    TEST(many_pieces_take_as_long_as_they_are_many),
     TEST(bools_are_checked),
     TEST(refusals_say_what_is_allowed),
 };

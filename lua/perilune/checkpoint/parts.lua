@@ -3,11 +3,13 @@
 --
 -- A tensor's name is the part's and the keys that lead to it, with "/" between: "model/over.weight",
 -- "optimizer/over.weight/exp_avg". "/" and "%" in a key are "%2F" and "%25"; a key that is a number n is "#n".
+local ffi = require "ffi"
 local errors = require "perilune.errors"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local serial = require "perilune.serial"
 local signature = require "perilune.signature"
+local serial = require "perilune.serial"
 local nn = require "perilune.nn"
 local ranks = require "perilune.nn.ranks"
 local Tensor = require "perilune.tensor"
@@ -63,6 +65,39 @@ function M.one_digest(group, func, path, digest)
         digests[1], other, r - 1))
     end
   end
+end
+
+--- `value` of every rank, as a list on rank 0; nil on the others. What ranks tell about 100,000 tables is for rank 0 only. Collective.
+function M.to_first(group, func, value)
+  if not group then return { value } end
+  local bytes, n, first = serial.encode(value, func), group:size(), group:rank() == 0
+  local lengths = group:all_gather(Tensor.tensor({ #bytes }, "i64", "cpu")):wait():to_list()
+  local send, receive = {}, {}
+  for r = 1, n do send[r], receive[r] = r == 1 and #bytes or 0, first and lengths[r] or 0 end
+  local buffer, total = group:all_to_all_v(Tensor.from_memory(bytes, { #bytes }, "u8", "cpu"), send, receive):wait():read()
+  if not first then return nil end
+  local all, list, at = ffi.string(buffer, total), {}, 1
+  for r = 1, n do
+    list[r] = serial.decode(all:sub(at, at + lengths[r] - 1), func)
+    at = at + lengths[r]
+  end
+  return list
+end
+
+--- The other way round: entry r of rank 0's list to rank r - 1. Collective.
+function M.from_first(group, func, list)
+  if not group then return list[1] end
+  local n, first, texts, lengths = group:size(), group:rank() == 0, {}, {}
+  for r = 1, n do
+    texts[r] = first and serial.encode(list[r], func) or ""
+    lengths[r] = #texts[r]
+  end
+  local sizes = Tensor.tensor(lengths, "i64", "cpu")
+  group:broadcast(sizes, 0):wait()
+  local receive, bytes = {}, table.concat(texts)
+  for r = 1, n do receive[r] = r == 1 and sizes:to_list()[group:rank() + 1] or 0 end
+  local buffer, total = group:all_to_all_v(Tensor.from_memory(bytes, { #bytes }, "u8", "cpu"), lengths, receive):wait():read()
+  return serial.decode(ffi.string(buffer, total), func)
 end
 
 --- An error unless `path` is one that the system can have as it is.

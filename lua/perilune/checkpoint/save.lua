@@ -132,20 +132,25 @@ local function owners(all)
   return owner
 end
 
---- The pieces that this rank is to write, and `own` of all ranks.
-local function chosen(group, func, pieces, own)
-  local told = util.map(pieces, function(p)
+--- What rank 0 has to know of pieces to say who writes them.
+local function announcements(pieces, group)
+  return util.map(pieces, function(p)
     return { key = p.key, bytes = p.bytes, replica = p.replica, name = p.name,
       sum = group and p.replica == "equal" and checksum(p.tensor) or nil }
   end)
-  told.own = own
-  local all = group and group:all_gather_object(told, func) or { told }
-  local owner, mine, seen = owners(all), {}, {}
-  for _, p in ipairs(pieces) do
-    if owner[p.key] == (group and group:rank() or 0) + 1 and not seen[p.key] then mine[#mine + 1] = p end
-    seen[p.key] = true
-  end
-  return mine, util.map(all, function(list) return list.own end)
+end
+
+--- On rank 0, of the announcements of all ranks: for each rank a list of the pieces that it writes, numbers in its announcements.
+local function orders_of(all)
+  local owner = owners(all)
+  return util.map(all, function(told, r)
+    local list, seen = {}, {}
+    for i, x in ipairs(told) do
+      if owner[x.key] == r and not seen[x.key] then list[#list + 1] = i end
+      seen[x.key] = true
+    end
+    return list
+  end)
 end
 
 -- -- writing --------------------------------------------------------------------------------------------------------------------------
@@ -318,7 +323,7 @@ end
 --- The first half of a save: what is to be written, and where. Collective.
 local function begin(s, given)
   local group, func, a = s.group, s.func, s.a
-  local trees, own, extra
+  local trees, own, extra, told, orders
   together(group, func, function()
     s.parent = a.increment_of and open_parent(func, s.path, a)
     local parts = parts_of.list(func, given)
@@ -327,14 +332,18 @@ local function begin(s, given)
     s.tracker = tracker_for(func, parts, a, s.parent)
     s.point = s.tracker and tracker_of.begin(s.tracker, sources_of(s.pieces))
     if s.parent then leave_out(s.parent, s.tracker, s.pieces) end
+    told = announcements(s.pieces, group)
   end)
   if s.parent then parts_of.one_digest(group, func, a.increment_of, s.parent:digest()) end
+  local all = parts_of.to_first(group, func, { told, own })
   together(group, func, function()
-    local mine, all = chosen(group, func, s.pieces, own)
-    for name in util.ordered(own) do trees[name] = { ranks = util.map(all, function(of) return of[name] end) } end
-    s.pieces = with_lists(s.rank, mine)
+    if s.rank ~= 0 then return end
+    orders = orders_of(util.map(all, function(of) return of[1] end))
+    for name in util.ordered(own) do trees[name] = { ranks = util.map(all, function(of) return of[2][name] end) } end
     s.text = values.encode({ parts = trees, extra = extra, values = a.values, ranks = group and group:size() or 1 }, func)
   end)
+  local pieces = s.pieces
+  s.pieces = with_lists(s.rank, util.map(parts_of.from_first(group, func, orders), function(i) return pieces[i] end))
   together(group, func, function()
     if s.rank ~= 0 then return end
     check(C.peri_checkpoint_folder_new(s.path, folder_out))
@@ -355,7 +364,7 @@ end
 local function finish(s)
   local group, func = s.group, s.func
   local part = together(group, func, function() return write(s.folder, s.rank, s.pieces, s.a.file_bytes or 0) end)
-  local all = group and group:all_gather_object(part, func) or { part }
+  local all = parts_of.to_first(group, func, part)
   local digest = together(group, func, function() return s.rank == 0 and join(s, all) end)
   return group and group:all_gather_object(digest, func)[1] or digest
 end

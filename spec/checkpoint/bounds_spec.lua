@@ -1,0 +1,59 @@
+-- What saving and loading need beside the model: at most 64 MiB, whatever its size and its plan.
+local shell = require "spec.support.shell"
+
+if shell.no_launcher() then return end
+
+local folder, clean = shell.temporary()
+teardown(function() clean() end)
+
+--- A table of 100 MiB. Prints for each case the MiB that the process had more in the middle of it than before.
+local script = shell.write(folder .. "/script.lua", [[
+local peri = require "perilune"
+local path = arg[1]
+local function model(entry)
+  local ebc = peri.EmbeddingBagCollection { fused_params = { optimizer = "rowwise_adagrad" }, tables = {
+    peri.EmbeddingBagConfig { name = "t", num_embeddings = 100 * 2 ^ 20 / 256, embedding_dim = 64, feature_names = { "f" } } } }
+  return peri.DistributedModelParallel { module = ebc, plan = { [""] = { t = entry } } }
+end
+local function status(name)
+  for line in io.lines "/proc/self/status" do
+    local kb = line:match("^" .. name .. ":%s*(%d+) kB")
+    if kb then return tonumber(kb) / 1024 end
+  end
+end
+local function measure(case, f)
+  collectgarbage() collectgarbage()
+  local reset = assert(io.open("/proc/self/clear_refs", "w"))
+  reset:write "5"
+  reset:close()
+  local before = status "VmRSS"
+  f()
+  print(case, math.ceil(status "VmHWM" - before))
+end
+peri.init()
+local m = model(peri.plan.row_wise())
+measure("save", function() m:save(path) end)
+measure("load", function() m:load(path) end)
+measure("async", function()
+  local save = m:save(path, { replace = true, async = true })
+  local kjt = peri.KeyedJaggedTensor { keys = { "f" }, values = { 1, 300000, 400000 }, lengths = { 1, 2 } }
+  peri.scope(function() m(kjt):wait():values():sum():backward() end)
+  save:wait()
+end)
+m = nil
+local other = model(peri.plan.column_wise { ranks = { 0, 0 } })
+measure("load by columns", function() other:load(path) end)
+]])
+
+it("saving, saving behind steps, and loading under any plan need at most 64 MiB beside the model", function()
+  local probe = io.open("/proc/self/clear_refs", "w")
+  if not probe then return pending "this system does not measure the peak of a process's memory" end
+  probe:close()
+  local out = shell.run(("%s run -n 1 -t 1 %s %s/model"):format(shell.perilune, script, folder))
+  local cases = 0
+  for case, mib in out:gmatch "([%a ]+)\t(%d+)\n" do
+    cases = cases + 1
+    assert.is_true(tonumber(mib) <= 64, ("%s: %s MiB"):format(case, mib))
+  end
+  assert.equal(4, cases, out)
+end)
