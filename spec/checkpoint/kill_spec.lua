@@ -17,14 +17,14 @@ local KILLS = tonumber(os.getenv "PERI_TEST_KILLS") or false
 local random = math.random
 
 --- Saves in a loop, with replace and by a Saver. Every element of every tensor is the number of the step. Arguments: the folder, how many
---- steps (0: until it is killed). The rows are spread over the ranks, and the last tensor is in a file of its own.
+--- steps (0: until it is killed), and whether it goes on while it saves. The rows are spread over the ranks, and the last tensor is in a file of its own.
 local script = shell.write(folder .. "/script.lua", [[
 local ffi = require "ffi"
 ffi.cdef "int getpid(void);"
 local peri = require "perilune"
 local sharded = require "perilune.tensor.sharded"
 peri.init()
-local folder, last = arg[1], tonumber(arg[2])
+local folder, last, async = arg[1], tonumber(arg[2]), arg[3] == "async"
 local world, rank, ranks = peri.world(), peri.rank(), peri.world_size()
 local ROWS = 512
 local own, metadata, dense = peri.zeros { ROWS, 8 }, {}, peri.zeros { 30000 }
@@ -35,16 +35,19 @@ local object = { state_dict = function() return { rows = rows, dense = dense } e
 local file = assert(io.open(("%s/pid-%d"):format(folder, rank), "w"))
 file:write(ffi.C.getpid())
 file:close()
-local saver = peri.checkpoint.Saver { folder = folder .. "/saves", parts = { object = object }, every = 1, keep = 2 }
+local saver = peri.checkpoint.Saver { folder = folder .. "/saves", parts = { object = object }, every = 1, keep = 2, async = async }
 local step = saver:resume() or 0
 world:barrier():wait()
 for n = 1, last > 0 and last or 1e9 do
   step = step + 1
   own:fill(step)
   dense:fill(step)
-  peri.checkpoint.save(folder .. "/model", { object = object }, { replace = true, values = { step = step }, file_bytes = 100000 })
+  peri.checkpoint.save(folder .. "/model", { object = object }, { replace = true, values = { step = step }, file_bytes = 100000,
+    async = async })
+  if async then own:fill(-1) end -- which nobody may see
+  if async then own:fill(step) end
   saver:step(step)
-  if n == 1 and rank == 0 then io.open(folder .. "/ready", "w"):close() end
+  if n == 2 and rank == 0 then io.open(folder .. "/ready", "w"):close() end
 end
 saver:close()
 ]])
@@ -103,12 +106,12 @@ local function check(of, at_least)
 end
 
 --- Start it; the function that is returned waits for its end.
-local function start(of, ranks, steps)
+local function start(of, ranks, steps, async)
   os.remove(of .. "/ready")
-  return shell.start(("%s run -n %d %s %s %d"):format(shell.perilune, ranks, script, of, steps or 0))
+  return shell.start(("%s run -n %d %s %s %d %s"):format(shell.perilune, ranks, script, of, steps or 0, async and "async" or ""))
 end
 
---- Wait until a process that start began has saved once.
+--- Wait until a process that start began has saved once, and begun a second time.
 local function await(of, wait)
   for _ = 1, 10000 do
     if exists(of .. "/ready") then return end
@@ -126,7 +129,7 @@ describe("saving that is killed", function()
       shell.run(("mkdir -p %s"):format(of))
       local step, swept, first = 0, 0, random(0, 2)
       for n = 1, KILLS and KILLS * #victims or times do
-        local wait = start(of, ranks)
+        local wait = start(of, ranks, 0, n % 2 == 0)
         await(of, wait)
         ffi.C.usleep(random(0, KILLS and 300000 or 60000))
         for _, rank in ipairs(victims[(first + n) % #victims + 1]) do ffi.C.kill(pid_of(of, rank), 9) end
