@@ -174,7 +174,7 @@ static bool same_columns(int32_t ndim, const int64_t *x, const int64_t *y)
 
 /* Whether rectangles are a whole one, each element once, without comparing them with each other: draw a random number h_d(x) for each place
  * x of each dimension d. In a field, the product over d of h_d(end) - h_d(begin) is a measure: rectangles that are the whole, each element
- * once, have the sum that the whole has; of others the sum differs, but for one time in 2^58 (it is a polynomial of degree ndim in the random
+ * once, have the sum of the whole; of others the sum differs, but for one time in 2^58 (it is a polynomial of degree ndim in the random
  * numbers: Schwartz and Zippel). The numbers are drawn anew in each process, so nobody can prepare a file for them. */
 
 #define FIELD (((uint64_t)1 << 61) - 1) /* a prime */

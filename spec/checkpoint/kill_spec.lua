@@ -17,8 +17,8 @@ local KILLS = tonumber(os.getenv "PERI_TEST_KILLS") or false
 local random = math.random
 
 --- Saves in a loop, with replace and by a Saver. Every element of every tensor is the number of the step. Arguments: the folder, how many
---- steps (0: until it is killed), and "async", to go on while it saves. The rows are spread over the ranks, and the last tensor is in a file
---- of its own.
+--- steps (0: until it is killed), and "async", to go on while it saves. The rows are spread over the ranks, and the last tensor is in a
+--- file of its own.
 local script = shell.write(folder .. "/script.lua", [[
 local ffi = require "ffi"
 ffi.cdef "int getpid(void);"
