@@ -146,6 +146,41 @@ describe("Reducer", function()
     reducer:release()
   end)
 
+  worlds.each("averages what layers write straight to its place, used once or twice, and leaves what was kept", function(world, device, n)
+    local linear = peri.nn.functional.linear
+    local function parameters()
+      local list = {}
+      for i, shape in ipairs { { 4, 4 }, { 4 }, { 3, 4 }, { 3 } } do
+        list[i] = peri.Tensor.uniform(shape, -1, 1, 12, i, "f32", device):requires_grad()
+      end
+      return list
+    end
+    local function pass(p, rank, number)
+      for i = 1, #p do p[i]:set_grad(nil) end
+      local x = peri.Tensor.uniform({ 6, 4 }, -1, 1, 13, 10 * rank + number, "f32", device)
+      linear(linear(linear(x, p[1], p[2]), p[1], p[2]), p[3], p[4]):sum():backward() -- the first layer twice
+    end
+    local params, plain, kept = parameters(), parameters(), {}
+    local reducer = dist.Reducer { group = world, params = params }
+    for number = 1, 3 do
+      pass(params, world.rank_number, number)
+      kept[number] = {}
+      for i = 1, #params do kept[number][i] = (number + i) % 2 == 0 and params[i]:grad() or params[i]:grad() * 1 end
+    end
+    for number = 1, 3 do
+      local sums = {}
+      for rank = 0, n - 1 do
+        pass(plain, rank, number)
+        for i, q in ipairs(plain) do sums[i] = sums[i] and sums[i] + q:grad() or q:grad() * 1 end
+      end
+      for i, sum in ipairs(sums) do
+        local means = peri.util.map(sum:reshape(-1):to_list(), function(x) return x / n end)
+        assert.same(peri.tensor(means, "f32"):to_list(), kept[number][i]:reshape(-1):to_list(), number .. " " .. i)
+      end
+    end
+    reducer:release()
+  end, { sizes = { 1, 2, 3 } })
+
   worlds.each("takes a parameter without gradient for zeros", function(world, device, n)
     local params = leaves(device, "f32")
     local reducer = dist.Reducer { group = world, params = params, bucket_bytes = 64 }
