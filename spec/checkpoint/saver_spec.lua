@@ -177,6 +177,42 @@ describe("perilune run --checkpoint", function()
     end
   end)
 
+  -- Rank 1 gets a file system of its own over the folder, as where a host has not mounted it; for `late` of it goes away after a second.
+  local apart = shell.write(folder .. "/apart.lua", [[
+local peri, ffi = require "perilune", require "ffi"
+ffi.cdef "int unshare(int);"
+peri.init()
+local folder, late = arg[1], arg[2] == "late"
+local parts = { model = peri.nn.Linear { in_features = 2, out_features = 2 } }
+peri.checkpoint.save(folder .. "/one", parts)
+require("perilune.checkpoint.parts").LATE_SECONDS = late and 20 or 0.3
+if peri.rank() == 1 then
+  local alone = ffi.C.unshare(0x20000) == 0 and os.execute("mount --make-rprivate / && mount -t tmpfs none " .. folder) == 0
+  if not alone then io.stderr:write "cannot mount\n" os.exit(77) end
+  if late then os.execute("(sleep 1; umount " .. folder .. ") >/dev/null 2>&1 &") end
+end
+peri.world():barrier():wait()
+if late then
+  peri.checkpoint.load(folder .. "/one", parts)
+  print "loaded"
+else
+  for _, f in ipairs { function() peri.checkpoint.Saver { folder = folder, parts = parts } end,
+    function() peri.checkpoint.load(folder .. "/one", parts) end } do
+    local ok, err = pcall(f)
+    if peri.rank() == 0 then print(ok, err) end
+  end
+end
+]])
+
+  it("finds a folder that not all hosts share at the start, and waits for names that are late on one", function()
+    shell.run("mkdir " .. folder .. "/apart " .. folder .. "/later")
+    local out = shell.run(("%s run -n 2 %s %s/apart"):format(shell.perilune, apart, folder))
+    if out:find "cannot mount" then return pending "no file systems can be mounted here" end
+    assert.truthy(out:find "Saver: rank 1 of group 'world': folder '[^']*/apart' is another one here than on rank 0 %(process %d+ on", out)
+    assert.truthy(out:find "checkpoint.load: rank 1 of group 'world': .*/apart/one': No such file", out)
+    assert.equal("loaded\nloaded\n", (shell.run(("%s run -n 2 %s %s/later late"):format(shell.perilune, apart, folder))))
+  end)
+
   it("says when the script saves nothing, and what options want", function()
     local plain = shell.write(folder .. "/plain.lua", "print 'done'")
     local words = "done\nperilune: nothing was saved in '%s/x': the script made no peri.checkpoint.Saver "

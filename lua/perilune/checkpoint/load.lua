@@ -21,10 +21,25 @@ local function together(group, func, met, f)
   return parts_of.together(group, func, f, function(err) note(met, err) end)
 end
 
+--- Open a checkpoint that another rank has opened: its names may be late on this one's network file system.
+local function open_late(path)
+  local began, ok, c = tonumber(P.C.peri_time_ns()), false, nil
+  repeat
+    P.C.peri_pause(50000)
+    ok, c = xpcall(Checkpoint, P.locate, path)
+  until ok or tonumber(P.C.peri_time_ns()) - began > parts_of.LATE_SECONDS * 1e9
+  return ok, c
+end
+
 --- All ranks have the same checkpoint open.
 local function open_together(group, func, met, path)
-  local c
-  together(group, func, met, function() c = Checkpoint(path) end)
+  local ok, c = xpcall(Checkpoint, P.locate, path)
+  local there = false
+  for _, opened in ipairs(group and group:all_gather_object(ok, func) or {}) do there = there or opened end
+  if not ok and there then ok, c = open_late(path) end
+  together(group, func, met, function()
+    if not ok then error(c, 0) end
+  end)
   parts_of.one_digest(group, func, path, c:digest())
   return c
 end

@@ -16,6 +16,8 @@ local ShardedTensor = require("perilune.tensor.sharded").ShardedTensor
 
 local M = {}
 
+M.LATE_SECONDS = 30 -- that a name may take to appear on another host's network file system
+
 -- -- parts ----------------------------------------------------------------------------------------------------------------------------
 
 --- The optimizer of the tables that a model updates in its backward passes; nil: it has none.

@@ -103,11 +103,24 @@ local function on_first(self, func, f, own)
   return list[1].result, util.map(list, function(x) return x.own end)
 end
 
---- One job at a time saves into a folder.
+--- One job at a time saves into a folder, which all hosts share: each rank finds there what rank 0 has written.
 function Saver:_lock()
-  on_first(self, "Saver", function()
+  local file = self.folder .. "/.lock"
+  local who = on_first(self, "Saver", function()
     check(C.peri_checkpoint_lock_new(self.folder, lock_out))
     self._held = wrap_lock(lock_out[0])
+    return util.read_file(file)
+  end)
+  if not self.group then return end
+  parts_of.together(self.group, "Saver", function()
+    local began = tonumber(C.peri_time_ns())
+    while util.read_file(file) ~= who do
+      if tonumber(C.peri_time_ns()) - began > parts_of.LATE_SECONDS * 1e9 then
+        P.fail(("Saver: folder '%s' is another one here than on rank 0 (%s): all hosts must share the folder of checkpoints"):format(
+          self.folder, who))
+      end
+      C.peri_pause(50000)
+    end
   end)
 end
 
