@@ -142,6 +142,14 @@ describe("a checkpoint", function()
     assert.same(p.model.ebc:table_state("a", "weight"):to_list(), q.model.ebc:table_state("a", "weight"):to_list())
     peri.checkpoint.load(path, q, { except = { "model.tables", "model/ebc." } })
     assert.same(p.model.over.weight:to_list(), q.model.over.weight:to_list())
+    -- Under other names, and what is settled afterwards wins.
+    local Other = nn.Module:extend "Other"
+    function Other:init() self.top = nn.Linear { in_features = 24, out_features = 1 } end
+    local other = { model = Other() }
+    peri.checkpoint.load(path, other, { rename = { ["model/over."] = "model/top." }, only = { "model/top." } })
+    assert.same(p.model.over.weight:to_list(), other.model.top.weight:to_list())
+    assert.error_matches(function() peri.checkpoint.load(path, other, { rename = { ["model/none."] = "model/top." } }) end,
+      "rename: checkpoint '[^']*' has no tensor whose name begins with 'model/none%.'")
     assert.error_matches(function() peri.checkpoint.load(path, q, { only = { "modle" } }) end,
       "has no tensor whose name begins with 'modle'")
   end)
@@ -156,6 +164,19 @@ describe("a checkpoint", function()
       assert.truthy(tostring(err):find("'model/over.weight' differs between rank 0 and rank 1", 1, true), tostring(err))
     end)
     assert.equal("", (shell.run(("ls -A %s | grep drift"):format(folder))))
+  end)
+
+  it("has the modes that the umask allows, and says once where folders cannot be synced", function()
+    local script = shell.write(folder .. "/modes.lua", [[
+      local peri = require "perilune"
+      local C, check = peri.ffi.C, peri.ffi.check
+      for i = 1, 2 do
+        check(C.peri_fault_arm("checkpoint_unsynced", 1))
+        peri.checkpoint.save(arg[1] .. i, { model = peri.nn.Linear { in_features = 2, out_features = 2 } })
+      end]])
+    local out = shell.run(("umask 027; %s run %s %s/modes"):format(shell.perilune, script, folder))
+    assert.equal(1, select(2, out:gsub("cannot be synced on this file system", "")), out)
+    assert.equal("750\n640\n640\n", (shell.run(("stat -c %%a %s/modes2 %s/modes2/*"):format(folder, folder))))
   end)
 
   for _, fault in ipairs { "checkpoint_write", "checkpoint_sync" } do

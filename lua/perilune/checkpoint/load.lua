@@ -162,6 +162,16 @@ local function refusal(func, parts, dicts, partial, refused)
   if #wrong > 0 then P.fail(("%s: %s"):format(func, table.concat(wrong, "; "))) end
 end
 
+--- What a load in part takes, in words.
+local function taken(c, dicts, parts)
+  local names = {}
+  for _, part in ipairs(parts) do
+    if dicts[part.name] then names[#names + 1] = part.name end
+  end
+  return ("of checkpoint '%s' %s: %s"):format(c.path, #names == 1 and "this part is loaded, or some of it" or
+    "these parts are loaded, or some of them", table.concat(names, ", "))
+end
+
 local function take(part, d, partial)
   if part.module then
     part.object:load_state_dict(d.dict, not partial)
@@ -194,6 +204,7 @@ local function load_from(c, func, given, a, group, met)
     end
     refusal(func, parts, dicts, partial, take_own(parts, dicts, group))
   end)
+  if partial then table.insert(said, 1, taken(c, dicts, parts)) end
   for _, text in ipairs((not group or group:rank() == 0) and said or {}) do io.stderr:write("perilune: ", text, "\n") end
   for _, part in ipairs(parts) do
     local d = dicts[part.name]
