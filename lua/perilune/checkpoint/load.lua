@@ -23,7 +23,7 @@ end
 
 --- Open a checkpoint that another rank has opened: its names may be late on this one's network file system.
 local function open_late(path)
-  local began, ok, c = tonumber(P.C.peri_time_ns()), false, nil
+  local began, ok, c = tonumber(P.C.peri_time_ns())
   repeat
     P.C.peri_pause(50000)
     ok, c = xpcall(Checkpoint, P.locate, path)
