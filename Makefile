@@ -383,7 +383,7 @@ test:
 	@$(SUBMAKE) setup
 	@$(SUBMAKE) check
 
-PROGRAMS := $(UNIT) $(UNIT_CXX) $(TEST_PLUGINS) $(FUZZ) $(CUDA_HOST) $(RACES) $(NCCL_HOST) $(CU_SEEN)
+PROGRAMS := $(UNIT) $(UNIT_CXX) $(TEST_PLUGINS) $(FUZZ) $(CUDA_HOST) $(NCCL_HOST) $(CU_SEEN)
 check: all $(PROGRAMS)
 	@$(RUN_TESTS)
 check-c: all $(PROGRAMS)

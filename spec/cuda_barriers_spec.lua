@@ -1,5 +1,6 @@
 -- Barriers of the block that only some threads may come to: in the PTX that nvcc makes of kernels/cuda there are none
 -- (tests/cuda/barriers.lua). deadline: 240 s
+-- takes: 15 s
 local barriers = require "tests.cuda.barriers"
 local build = os.getenv "PERI_BUILD" or "build"
 

@@ -1,5 +1,6 @@
 -- `make install`: what a C program, plain luajit and the launcher find afterwards, and that `make uninstall` takes all of it away.
 -- deadline: 180 s
+-- takes: 15 s
 local shell = require "spec.support.shell"
 
 describe("an installation", function()

@@ -1,6 +1,7 @@
 -- Runs that end badly, through the launcher as users start it: ranks that die without a word, signals to the launcher, mpirun that cannot
 -- start. Each ends soon, with a line that says what happened. (mpirun: none: it starts its own)
 -- deadline: 240 s
+-- takes: 30 s, mostly waits
 local shell = require "spec.support.shell"
 local perilune = shell.perilune
 

@@ -1,5 +1,6 @@
 -- The launcher: scripts on one rank and on several, their arguments, errors and exit codes; the command line.
 -- deadline: 240 s
+-- takes: 33 s, mostly waits
 local shell = require "spec.support.shell"
 local launch = require "perilune.launch"
 local openmpi = require "perilune.launch.openmpi"

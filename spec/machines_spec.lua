@@ -1,5 +1,6 @@
 -- Several machines, pretended by network namespaces (tests/net/nodes): the tool itself, and what goes wrong between machines.
 -- deadline: 120 s
+-- takes: 16 s
 local json = require "dkjson"
 local shell = require "spec.support.shell"
 

@@ -1,4 +1,5 @@
 -- What a stranger meets first: the probe, its table, and the installation of what is missing.
+-- takes: 12 s
 local shell = require "spec.support.shell"
 
 local folder, clean

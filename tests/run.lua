@@ -23,8 +23,13 @@
 package.path = "./?.lua;" .. package.path
 local process = require "tests.harness.process"
 local report = require "tests.harness.report"
+local schedule = require "tests.harness.schedule"
 
-local options = { parts = "lint,c,lua,mpi,net,fuzz", jobs = "", seed = "", only = "", build = "build", san = "", preload = "", mpi = "",
+--- Processor seconds that all programs of `make test` may take on two usual cores, beside which the last lines tell what they took.
+local BUDGET = 1100
+local ALL_PARTS = "lint,c,lua,mpi,net,fuzz"
+
+local options = { parts = ALL_PARTS, jobs = "", seed = "", only = "", build = "build", san = "", preload = "", mpi = "",
   busted = "", cmocka = "", luacheck = "", fuzz_seconds = "", device = "cuda", kernels = "", gpus = "1" }
 for _, word in ipairs(arg) do
   local name, value = word:match "^%-%-([%w_-]+)=(.*)$"
@@ -96,7 +101,8 @@ local function job(j)
   j.env = env
   j.file = ("%s/test/%s"):format(B, (j.name:gsub("[^%w]+", "-")))
   j.deadline = (tonumber(j.head and j.head:match "deadline: (%d+) s") or j.deadline) * slow
-  j.weight = j.head and j.head:match "%-%- runs alone" and jobs_limit or math.min(j.weight or 1, jobs_limit)
+  local takes, weight = schedule.of_head(j.head or j.note or "")
+  j.takes, j.weight = takes, math.min(j.weight or weight, jobs_limit)
   jobs[#jobs + 1] = j
 end
 
@@ -112,7 +118,7 @@ local function programs(folder)
 end
 
 if wanted.lint and options.san == "" then
-  job { name = "lint", part = "lint", deadline = 120,
+  job { name = "lint", part = "lint", deadline = 120, note = "takes: 35 s",
     argv = { "luajit", "tests/lint/run.lua", "--build=" .. B, "--luacheck=" .. options.luacheck } }
 end
 
@@ -136,7 +142,7 @@ local function on_opaque(path)
   local file = assert(io.open(path))
   local text = file:read "*a"
   file:close()
-  return text:find '"opaque"' ~= nil or text:find "worlds%.each" ~= nil
+  return text:find '"opaque"' ~= nil or text:find "worlds%.each" ~= nil or text:find "spec%.support%.devices" ~= nil
 end
 -- What stands behind the name opaque in the parts that are about it.
 local on_host = ("%s/%s/cuda_host"):format(here, B)
@@ -388,7 +394,8 @@ local function finish(j)
       failed_names[#failed_names + 1] = j.name .. ": " .. t.name
     else count = count + 1 end
   end
-  io.write(("  %-6s %-58s %4d passed  %5.1f s\n"):format(bad > 0 and "FAILED" or "ok", j.name, count, j.process.seconds))
+  io.write(("  %-6s %-58s %4d passed  %5.1f s, of a processor %5.1f s\n"):format(bad > 0 and "FAILED" or "ok", j.name, count,
+    j.process.seconds, j.process.cpu_seconds or 0))
   for _, t in ipairs(tests) do
     if t.status == "fail" then print_failure(j, t) end
   end
@@ -402,44 +409,14 @@ local function start(j)
 end
 
 math.randomseed(seed)
-for i = #jobs, 2, -1 do
-  local k = math.random(i)
-  jobs[i], jobs[k] = jobs[k], jobs[i]
-end
--- Programs that need the machine for themselves come last, each alone.
-local order = {}
-for _, heavy in ipairs { false, true } do
-  for _, j in ipairs(jobs) do
-    if (j.weight >= jobs_limit and jobs_limit > 1) == heavy then order[#order + 1] = j end
-  end
-end
+local order = schedule.order(jobs, jobs_limit)
 
 os.execute(("mkdir -p %s/test"):format(B))
 if wanted.lua then os.remove(golden_read) end -- a run of other parts may be one of its jobs
 print(("seed %d (the same %s again: make %s SEED=%d)"):format(seed, fuzz_seconds and "inputs" or "order",
   fuzz_seconds and "fuzz" or "test", seed))
 local began = process.now()
-local running, load, next_job = {}, 0, 1
-while next_job <= #order or #running > 0 do
-  while next_job <= #order and (load + order[next_job].weight <= jobs_limit or #running == 0) do
-    local j = order[next_job]
-    next_job = next_job + 1
-    start(j)
-    running[#running + 1] = j
-    load = load + j.weight
-    progress(running)
-  end
-  for i = #running, 1, -1 do
-    local j = running[i]
-    if process.poll(j.process) then
-      table.remove(running, i)
-      load = load - j.weight
-      finish(j)
-      progress(running)
-    end
-  end
-  process.sleep(0.005)
-end
+schedule.run(order, jobs_limit, start, finish, progress)
 if terminal then io.write "\r\27[K" end
 
 --- When all specs have run: every golden file was read by one of them.
@@ -475,6 +452,8 @@ if #jobs == 0 and #skips == 0 then
   print "nothing to run"
   totals.fail = 1
 end
+local whole_run = options.parts == ALL_PARTS and options.only == "" and options.san == "" and not fuzz_seconds
+if #order > 1 then print("\n" .. table.concat(schedule.report(order, whole_run and BUDGET), "\n")) end
 local parts = {}
 for _, part in ipairs { "lint", "C programs", "fuzzers", "specs", "specs under mpirun", "specs on several machines",
   "kernels/cuda on the host", "watched for races", "specs on nccl", options.device, "specs on a shared " .. options.device } do

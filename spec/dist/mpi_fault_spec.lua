@@ -1,6 +1,7 @@
 -- What goes wrong between processes: every case is a short mpirun of three ranks, in which rank 1 misbehaves (spec/support/fault_rank.lua),
 -- and ends in an error that names it, on every surviving rank, before the deadline of 1.5 s. (mpirun: none: it starts its own)
 -- deadline: 120 s
+-- takes: 45 s, mostly waits
 local peri = require "perilune"
 local shell = require "spec.support.shell"
 

@@ -1,6 +1,7 @@
 -- Joining and leaving the world within a deadline, whatever another rank does: it is late, stopped, killed or absent. Who is waited for
 -- is named. Through the launcher, as users start it. (mpirun: none: it starts its own)
 -- deadline: 120 s
+-- takes: 50 s, mostly waits
 local shell = require "spec.support.shell"
 local missing = shell.no_launcher() or not shell.has "mpirun" and "mpirun was not found"
 local folder, clean

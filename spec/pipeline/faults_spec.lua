@@ -4,7 +4,7 @@
 -- PERI_TEST_RANKS: how many train together (2, stages 4). Within tests/net/nodes they are spread over its machines.
 -- (mpirun: none: it starts its own)
 -- deadline: 240 s
--- runs alone
+-- takes: 60 s
 local peri = require "perilune"
 local shell = require "spec.support.shell"
 local support = require "spec.support.pipeline_faults"

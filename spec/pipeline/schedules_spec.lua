@@ -4,6 +4,7 @@
 -- deadline: 300 s
 -- mpirun: 2 4
 -- machines: 2,2
+-- takes: 18 s
 local peri = require "perilune"
 local worlds = require "spec.support.worlds"
 local support = require "spec.support.pipeline"

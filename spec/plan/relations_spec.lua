@@ -1,4 +1,5 @@
 -- Relations, costs and objectives: no plan breaks a relation, what a user's functions say decides, and what cannot be is said by name.
+-- takes: 15 s
 local peri = require "perilune"
 local plan = peri.plan
 

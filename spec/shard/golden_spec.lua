@@ -3,6 +3,7 @@
 -- (golden README), the unsharded result stored beside is the truth; row-wise states under column-wise sharding are kept by column block, as
 -- TorchRec keeps them.
 -- cuda: always
+-- takes: 10 s
 local peri = require "perilune"
 local golden = require "spec.support.golden"
 local worlds = require "spec.support.worlds"

@@ -9,13 +9,14 @@ int unsetenv(const char *name);
 int setpgid(int pid, int group);
 int dup2(int from, int to);
 int open(const char *path, int flags, ...);
-int waitpid(int pid, int *status, int options);
 int kill(int pid, int signal);
 int poll(void *fds, unsigned long n, int timeout_ms);
 int prctl(int option, unsigned long a, unsigned long b, unsigned long c, unsigned long d);
 int isatty(int fd);
 void _exit(int code);
 typedef struct harness_time { long seconds, nanoseconds; } harness_time;
+typedef struct harness_usage { long user_s, user_us, system_s, system_us, rest[14]; } harness_usage;
+int wait4(int pid, int *status, int options, harness_usage *usage);
 int clock_gettime(int clock, harness_time *out);
 ]]
 
@@ -64,13 +65,14 @@ function M.start(argv, env, log, deadline)
   return { pid = pid, log = log, start = start, ends = start + deadline, deadline = deadline }
 end
 
-local status = ffi.new "int[1]"
+local status, usage = ffi.new "int[1]", ffi.new "harness_usage"
 --- Has it ended? Past its deadline it is told to stop, then made to; one that cannot be (it waits within a driver) is left behind. Sets
---- seconds, code (exit status) or signal, late, and left.
+--- seconds, code (exit status) or signal, late, left, and cpu_seconds: of the program and of all descendants that were waited for.
 function M.poll(p)
   if p.done then return true end
-  if C.waitpid(p.pid, status, WNOHANG) == p.pid then
+  if C.wait4(p.pid, status, WNOHANG, usage) == p.pid then
     local s = status[0]
+    p.cpu_seconds = tonumber(usage.user_s + usage.system_s) + tonumber(usage.user_us + usage.system_us) * 1e-6
     if s % 128 == 0 then p.code = math.floor(s / 256) % 256 else p.signal = s % 128 end
     p.done, p.seconds = true, M.now() - p.start
     C.kill(-p.pid, SIGKILL) -- what it left behind in its group
