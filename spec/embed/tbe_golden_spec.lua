@@ -101,7 +101,7 @@ end
 
 local function names(pattern) return golden.names("ops/tbe", pattern) end
 
-for _, device in ipairs { "cpu", "opaque" } do
+for _, device in ipairs(require "spec.support.devices") do
   describe("golden tbe on " .. device, function()
     for _, name in ipairs(names "^forward") do
       it("reproduces " .. name, function()

@@ -19,7 +19,7 @@ local function blocks_of(dims, batch, pooled)
   return blocks, width
 end
 
-for _, device in ipairs { "cpu", "opaque" } do
+for _, device in ipairs(require "spec.support.devices") do
   describe("rows of bytes on " .. device, function()
     local function t(list, dtype, shape) return peri.tensor(list, dtype, device, shape) end
     local function table_batch(data_type, more)

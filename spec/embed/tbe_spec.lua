@@ -94,7 +94,7 @@ end
 --- Columns that the optimizer can have.
 local function width(name, cols) return name:find "^emainplace" and cols + cols % 2 or cols end
 
-for _, device in ipairs { "cpu", "opaque" } do
+for _, device in ipairs(require "spec.support.devices") do
   local function t(list, dtype) return peri.tensor(list, dtype, device) end
   local batch = support.maker(device)
 

@@ -14,7 +14,7 @@ local counted = {
 }
 counted.rowwise_adagrad_with_counter = counted.counter
 
-for _, device in ipairs { "cpu", "opaque" } do
+for _, device in ipairs(require "spec.support.devices") do
   local function t(list, dtype) return peri.tensor(list, dtype, device) end
   local batch = support.maker(device)
 
@@ -263,7 +263,7 @@ for _, device in ipairs { "cpu", "opaque" } do
   end)
 end
 
-for _, device in ipairs { "cpu", "opaque" } do
+for _, device in ipairs(require "spec.support.devices") do
   local function t(list, dtype) return peri.tensor(list, dtype, device) end
   local batch = support.maker(device)
   local tables = {

@@ -143,7 +143,7 @@ function checks.dist_init(case, device)
   assert.same(want, #want == #recat and #want ~= #list and recat or #want == #list and list or recat)
 end
 
-for _, device in ipairs { "cpu", "opaque" } do
+for _, device in ipairs(require "spec.support.devices") do
   describe("KeyedJaggedTensor as TorchRec's on " .. device, function()
     local count = 0
     for _, name in ipairs(golden.names "ops/kjt") do

@@ -62,7 +62,7 @@ end
 
 local keys = { "a", "b", "c", "d" }
 
-for _, device in ipairs { "cpu", "opaque" } do
+for _, device in ipairs(require "spec.support.devices") do
   for _, weighted in ipairs { false, true } do
     for _, rows in ipairs { { 3, 3, 3, 3 }, { 2, 0, 5, 1 }, { 0, 0, 0, 0 } } do
       local kind = weighted and "weighted" or "unweighted"

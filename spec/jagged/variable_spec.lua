@@ -64,7 +64,7 @@ local function some(whole, names)
   return result
 end
 
-for _, device in ipairs { "cpu", "opaque" } do
+for _, device in ipairs(require "spec.support.devices") do
   local other = device == "cpu" and "opaque" or "cpu"
   for _, weighted in ipairs { false, true } do
     describe(("Operations on variable batches on %s, %s"):format(device, weighted and "weighted" or "unweighted"), function()

@@ -23,7 +23,7 @@ local function close(want, got, tolerance, what)
   end
 end
 
-for _, device in ipairs { "cpu", "opaque" } do
+for _, device in ipairs(require "spec.support.devices") do
   local function region(f, ...) return peri.autocast({ device = device, dtype = "bf16" }, f, ...) end
 
   describe("autocast on " .. device, function()

@@ -1,5 +1,6 @@
 -- Dense operations: gradients by finite differences at awkward shapes and layouts on both devices, values, bad inputs.
 -- cuda: always
+-- takes: 10 s
 local peri = require "perilune"
 local F = require "perilune.nn.functional"
 local gradcheck = require "spec.support.gradcheck"
@@ -142,7 +143,7 @@ describe("results", function()
   end)
 end)
 
-for _, device in ipairs { "cpu", "opaque" } do
+for _, device in ipairs(require "spec.support.devices") do
   describe("gradients on " .. device, function()
     for _, case in ipairs(cases) do
       it("of " .. case.name, function()

@@ -3,7 +3,7 @@
 local peri = require "perilune"
 local KJT, sparse = peri.KeyedJaggedTensor, peri.sparse
 
-for _, device in ipairs { "cpu", "opaque" } do
+for _, device in ipairs(require "spec.support.devices") do
   local function t(data, dtype) return peri.tensor(data, dtype, device) end
 
   describe("bucketize on " .. device, function()

@@ -435,7 +435,7 @@ function checks.murmur_hash3(case, device)
     case:tensor("in.seed", device)))
 end
 
-for _, device in ipairs { "cpu", "opaque" } do
+for _, device in ipairs(require "spec.support.devices") do
   describe("sparse operators as FBGEMM's on " .. device, function()
     for _, name in ipairs(golden.names "ops/sparse") do
       local case = golden.load(name)

@@ -26,7 +26,7 @@ local function complete(lengths)
   return list
 end
 
-for _, device in ipairs { "cpu", "opaque" } do
+for _, device in ipairs(require "spec.support.devices") do
   local function t(data, dtype, shape) return peri.tensor(data, dtype or "i64", device, shape) end
   local function f32(data, shape) return t(data, "f32", shape) end
   local function bad(pattern, f, ...)

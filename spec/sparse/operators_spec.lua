@@ -31,7 +31,7 @@ local function complete(lengths)
   return list
 end
 
-for _, device in ipairs { "cpu", "opaque" } do
+for _, device in ipairs(require "spec.support.devices") do
   local function t(data, dtype, shape) return peri.tensor(data, dtype or "i64", device, shape) end
   local function bad(pattern, f, ...)
     local args, n = { ... }, select("#", ...)

@@ -122,7 +122,7 @@ local function check_of(name)
   if name:match "^int8_rowwise" then return checks.int8_rowwise end
 end
 
-for _, device in ipairs { "cpu", "opaque" } do
+for _, device in ipairs(require "spec.support.devices") do
   describe("quantized rows as FBGEMM's on " .. device, function()
     for _, name in ipairs(golden.names "ops/quant") do
       local case = golden.load(name)
@@ -141,7 +141,7 @@ local formats = {
   { codes = "fp8", scale = "f32", exponent_bits = 5, exponent_bias = 31, scale_first = true },
 }
 
-for _, device in ipairs { "cpu", "opaque" } do
+for _, device in ipairs(require "spec.support.devices") do
   describe("quantized rows on " .. device, function()
     it("come back within a step of their scale", function()
       for _, args in ipairs(formats) do

@@ -5,8 +5,9 @@
 --     worlds.each("sums", function(world, device, n) ... end)          -- defines one `it` for each world size and device
 --   end)
 --
--- The body runs on every rank. Alone, the ranks are those of sim worlds of sizes 1, 2, 3, 5, 8, on the devices "cpu" and "opaque". Under
--- mpirun (several ranks) the same body runs in the real world instead, once per device, in a group of its own: a rank that fails
+-- The body runs on every rank. Alone, the ranks are those of sim worlds of sizes 1, 2, 3, 5, 8, on the devices of
+-- spec/support/devices.lua. Under mpirun (several ranks) the same body runs in the real world instead, once per device, in a group of its
+-- own: a rank that fails
 -- aborts that group, so the others fail at once and the next test starts anew; nodes are imposed, of LOCAL_SIZE ranks each, or on
 -- pretended machines (tests/net/nodes) are the machines. Every rank must run the same tests in the same order (the same seed). An
 -- assertion that fails on any rank fails the test and names the rank.
@@ -19,6 +20,7 @@ local peri = require "perilune"
 local sim = require "perilune.dist.sim"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
+local devices = require "spec.support.devices"
 
 local M = {}
 
@@ -64,10 +66,10 @@ end
 --- Define the test `title` for every world; body(world, device, world_size).
 function M.each(title, body, options)
   options = util.named("worlds.each", options, {
-    sizes = { 1, 2, 3, 5, 8 }, devices = { "cpu", "opaque" }, local_size = 0, timeout = 0, only = util.optional,
+    sizes = { 1, 2, 3, 5, 8 }, devices = devices, local_size = 0, timeout = 0, only = util.optional,
     by_device = false,
   })
-  for _, device in ipairs(options.devices) do
+  for _, device in ipairs(#options.devices > 1 and #devices == 1 and devices or options.devices) do
     if M.mpirun then
       local wanted = options.only ~= "sim" and (options.local_size == 0 or options.local_size == M.LOCAL_SIZE)
       local sized = false
