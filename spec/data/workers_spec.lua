@@ -1,5 +1,6 @@
 -- Batches that worker threads make ahead: for every source the same batches in the same order as without workers, whatever their number;
 -- errors, ends and beginnings again; and pinned memory, which is used again only when its copies have run.
+-- takes: 15 s
 local ffi = require "ffi"
 local peri = require "perilune"
 local P = require "perilune.ffi"
@@ -81,10 +82,10 @@ local variants = { {}, { drop_last = true }, { rank = 1, world_size = 3 }, { lim
 describe("workers", function()
   for name, make in pairs(sources) do -- any order: each by itself
     it("make what the caller's thread makes: " .. name, function()
-      for _, variant in ipairs(variants) do
+      for i, variant in ipairs(variants) do
         local wanted = all(make(with(common, variant)))
         assert.is_true(#wanted > 3)
-        for _, n in ipairs(COUNTS) do
+        for _, n in ipairs(i == 1 and COUNTS or { COUNTS[i] }) do
           local loader = make(with(with(common, variant), { num_workers = n, prefetch_factor = 1 + n % 3 }))
           assert.same(wanted, all(loader))
           assert.is_nil(loader())
@@ -135,7 +136,7 @@ describe("workers", function()
         if loader == generator then -- each state's random numbers are those of a new state
           for i, x in ipairs(numbers(DataLoadingThread { loader = generator, arguments = { n = n } })) do wanted[i][3] = x[3] end
         end
-        for workers = 1, 7 do
+        for _, workers in ipairs { 1, 3, 7 } do
           assert.same(wanted, numbers(DataLoadingThread { loader = loader, arguments = { n = n }, num_workers = workers }))
         end
       end
@@ -151,7 +152,7 @@ describe("workers", function()
         return k
       end
     end
-    for workers = 1, 4 do
+    for workers = 1, 4, 3 do
       for at = 0, 5 do
         local t, got = DataLoadingThread { loader = failing, arguments = { at = at }, num_workers = workers }, 0
         local ok, err
@@ -322,7 +323,7 @@ describe("pinned memory", function()
   it("is where workers make batches for a device; sizes of keys come with them", function()
     for name, make in pairs(sources) do -- any order: each by itself
       local wanted = all(make(common))
-      for _, n in ipairs(COUNTS) do
+      for _, n in ipairs { 0, 1, 3 } do
         local list = {}
         for b in make(with(common, { num_workers = n, device = device, pin_memory = n ~= 3 or nil })) do
           assert.is_truthy(b.sparse_features:length_per_key_or_none(), name)

@@ -1,4 +1,5 @@
 -- A thousand tables on 512 ranks: planned in seconds, within memory, and the same again.
+-- takes: 15 s
 local peri = require "perilune"
 local plan = peri.plan
 
@@ -17,17 +18,17 @@ local function model_of(n)
   return plan.describe.of { tables = tables, optimizer = "rowwise_adagrad" }
 end
 
-local function planned(max_placements)
+local function planned(model, max_placements)
   local planner = plan.EmbeddingShardingPlanner { topology = plan.Topology.preset("dgx_a100_80gb", { world_size = 512 }),
     sharder = plan.perilune_sharder, max_placements = max_placements }
   local started = os.clock()
-  local made = planner:plan(model_of())
+  local made = planner:plan(model)
   return made, planner, os.clock() - started
 end
 
 describe("1000 tables on 512 ranks", function()
   it("are planned in under 10 s of this process, within every rank's memory", function()
-    local made, planner, seconds = planned()
+    local made, planner, seconds = planned(model_of())
     assert.is_true(seconds < 10, ("%.1f s"):format(seconds))
     local used, best = {}, planner.last.best
     for r = 1, 512 do used[r] = 0 end
@@ -59,8 +60,9 @@ describe("1000 tables on 512 ranks", function()
     end
   end)
 
-  it("get the same plan again", function()
-    assert.equal(plan.to_text((planned(2e5))), plan.to_text((planned(2e5))))
+  it("get the same plan again", function() -- a tenth of them: what could differ is not their number
+    local function text() return plan.to_text((planned(model_of(100), 2e4))) end
+    assert.equal(text(), text())
   end)
 end)
 
@@ -69,7 +71,7 @@ describe("many tables that do not fit", function()
     local planner = plan.EmbeddingShardingPlanner { sharder = plan.perilune_sharder, topology = plan.Topology { world_size = 16,
       local_world_size = 8, compute_device = "cuda", hbm_cap = GiB, ddr_cap = GiB / 2 } }
     local started = os.clock()
-    assert.error_matches(function() planner:plan(model_of(200)) end, "it would fit with [%d.]+ GiB %(hbm%) on every rank")
+    assert.error_matches(function() planner:plan(model_of(100)) end, "it would fit with [%d.]+ GiB %(hbm%) on every rank")
     assert.is_true(os.clock() - started < 20, os.clock() - started)
   end)
 end)

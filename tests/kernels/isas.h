@@ -138,6 +138,13 @@ static inline void races_matter(bool on)
     if (kernels_of_cuda_host() && races) races(on);
 }
 
+/** Whether case @number of a long list runs on isas[@isa]. The pretended GPU takes a hundred times as long as a processor: it has one case
+ *  in three, drawn by the number, but all of them where PERI_CUDA_KERNELS names its kernels: `make check-cuda`, and GPUs. */
+static inline bool has_case(int isa, uint64_t number)
+{
+    return isa < ISAS_CPU || getenv("PERI_CUDA_KERNELS") || (number * 0x9e3779b97f4a7c15u >> 40) % 3 == 0;
+}
+
 /** The kernels of one of `isas`; NULL: not here. */
 static inline const peri_kernels *kernels_of(const char *isa)
 {

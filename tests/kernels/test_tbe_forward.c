@@ -3,6 +3,7 @@
  * test_tbe_forward.c: lookups in tables of every row format, to outputs of every type, pooled and not: every instruction set gives ref's
  * bits on every case, however ranges are split; ref is held against double precision and decoders of its own.
  * deadline: 300 s
+ * takes: 20 s
  */
 #include "tests/harness/check.h"
 #include "isas.h"
@@ -224,8 +225,10 @@ static void compare_isas(const lookup *l, const char *what)
 {
     peri_k_tbe_report wanted, found;
     uint8_t *want = run(l, peri_kernels_isa("ref"), WHOLE, &wanted);
+    static uint64_t number;
+    number++;
     for (int n = 0; n < ISAS; n++)
-        for (int split = 0; split < (n < ISAS_CPU ? SPLITS : BACKWARDS) && kernels_of(isas[n]); split++) {
+        for (int split = 0; split < (n < ISAS_CPU ? SPLITS : BACKWARDS) && kernels_of(isas[n]) && has_case(n, number); split++) {
             uint8_t *got = run(l, kernels_of(isas[n]), split, &found);
             for (int64_t i = 0; i < l->out_elements; i++)
                 if (!same_bits(want, got, i, l->out_dtype))
