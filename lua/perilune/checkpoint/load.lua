@@ -23,12 +23,12 @@ end
 
 --- Open a checkpoint that another rank has opened: its names may be late on this one's network file system.
 local function open_late(path)
-  local began, ok, c = tonumber(P.C.peri_time_ns())
-  repeat
+  local began = tonumber(P.C.peri_time_ns())
+  while true do
     P.C.peri_pause(50000)
-    ok, c = xpcall(Checkpoint, P.locate, path)
-  until ok or tonumber(P.C.peri_time_ns()) - began > parts_of.LATE_SECONDS * 1e9
-  return ok, c
+    local ok, c = xpcall(Checkpoint, P.locate, path)
+    if ok or tonumber(P.C.peri_time_ns()) - began > parts_of.LATE_SECONDS * 1e9 then return ok, c end
+  end
 end
 
 --- All ranks have the same checkpoint open.
