@@ -10,10 +10,10 @@ local M = {}
 local WAITS = 1 / 3 -- processors that one of several programs takes that mostly wait: for deadlines, for processes to start and to end
 
 --- What the head of a file says of its time: usual seconds ("takes: 40 s"; 0: few), and its weight beside others ("takes: 40 s, mostly
---- waits").
+--- waits"; "runs alone": all that there is).
 function M.of_head(head)
   local takes, how = head:match "takes: (%d+) s([^\n]*)"
-  return tonumber(takes) or 0, how and how:match "mostly waits" and WAITS or 1
+  return tonumber(takes) or 0, head:match "%-%- runs alone" and math.huge or how and how:match "mostly waits" and WAITS or 1
 end
 
 --- Programs ({ takes =, weight =, ... }) in the order in which they are begun: in a random one, but long ones first, and those that run
