@@ -35,10 +35,10 @@ for _, device in ipairs(require "spec.support.devices") do
     for _, factor in ipairs { 0.05, 0.2, 1.0 } do
       for _, algorithm in ipairs { "LRU", "LFU" } do
         for _, io in ipairs { "uring", "threads" } do
-          it(("train as tables in memory do: load factor %g, %s, %s"):format(factor, algorithm, io), function()
+          it(("train 50 steps as tables in memory do: load factor %g, %s, %s"):format(factor, algorithm, io), function()
             tier.with_io(io, function()
               for _, prefetch in ipairs { false, true } do
-                local run = tier.run { device = device, factor = factor, algorithm = algorithm, prefetch = prefetch, steps = 25,
+                local run = tier.run { device = device, factor = factor, algorithm = algorithm, prefetch = prefetch, steps = 50,
                   optimizer = { optimizer = "rowwise_adagrad", learning_rate = 0.1 } }
                 local s = run.statistics
                 if factor == 1 then assert.equal(0, s.evictions) else assert.is_true(s.evictions > 0 and s.rows_written > 0) end
