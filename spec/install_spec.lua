@@ -126,7 +126,8 @@ describe("an installation", function()
         first = first or out
         assert.equal(first, out)
         for _, ranks in ipairs(shell.has "mpirun" and io.open(prefix .. "/lib/perilune/libperilune_mpi.so") and { 2, 3 } or {}) do
-          out, status = shell.run(("mpirun --oversubscribe --allow-run-as-root -n %d %s"):format(ranks, train), library())
+          -- Without TCP, of which Open MPI 5 complains where a machine's own address leads through its loopback.
+          out, status = shell.run(("mpirun --oversubscribe --allow-run-as-root --mca btl ^tcp -n %d %s"):format(ranks, train), library())
           assert.equal(0, status, out)
           assert.equal(first, out)
         end

@@ -38,6 +38,7 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static char problem[256]; /* why there are no products; "" */
 
 enum { OPENBLAS_CODE = 48 << 20, OPENBLAS_BUFFER = 128 << 20, MOST_THREADS = 1024 };
+enum { DNNL_MAJOR = 3, DNNL_MINOR = 15 }; /* the newest oneDNN that is looked for */
 
 /** Are there addresses for the buffers of so many products at a time, and @more bytes? Where OpenBLAS gets none for a buffer it asks for
  *  ever, with all of a processor. */
@@ -100,18 +101,26 @@ static void openblas_find(void)
 
 static void onednn_find(void)
 {
-    static const char *const files[] = {"libdnnl.so.3", "libdnnl.so.2", "libdnnl.so.1"};
     const char *wanted = secure_getenv("PERI_BLAS");
     void *library = NULL;
+    if (wanted && !*wanted) wanted = NULL;
     if (wanted && !strcmp(wanted, "openblas")) return;
-    if (wanted && *wanted && strcmp(wanted, "onednn") != 0) {
+    if (wanted && strcmp(wanted, "onednn") != 0) {
         snprintf(problem, sizeof problem, "PERI_BLAS=%.60s, allowed: onednn, openblas", wanted);
         return;
     }
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     if (!wanted) return; /* its OpenMP runtime is not instrumented */
 #endif
-    for (size_t i = 0; i < sizeof files / sizeof *files && !library; i++) library = load(files[i], false);
+    for (int major = DNNL_MAJOR; major > 0 && !library; major--) { /* Debian 12: libdnnl.so.2; 13: libdnnl.so.3.6, and no libdnnl.so.3 */
+        char file[32];
+        snprintf(file, sizeof file, "libdnnl.so.%d", major);
+        library = load(file, false);
+        for (int minor = DNNL_MINOR; minor >= 0 && !library; minor--) {
+            snprintf(file, sizeof file, "libdnnl.so.%d.%d", major, minor);
+            library = load(file, false);
+        }
+    }
     void *sgemm = library ? dlsym(library, "dnnl_sgemm") : NULL;
     if (!sgemm && wanted) snprintf(problem, sizeof problem, "PERI_BLAS=onednn, but libdnnl.so was not found");
     if (!sgemm) return;

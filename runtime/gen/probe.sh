@@ -51,9 +51,11 @@ fi
 
 # oneDNN (faster f32 products): found by the library itself at run time.
 say HAVE_ONEDNN "$(luajit -e 'local ffi = require "ffi" ffi.cdef "const int *dnnl_version(void)"
-    for v = 9, 1, -1 do
-        local ok, dnnl = pcall(ffi.load, "libdnnl.so." .. v)
-        if ok then local n = dnnl.dnnl_version() print(n[0] .. "." .. n[1]) break end
+    for v = 3, 1, -1 do
+        for minor = 15, -1, -1 do -- as runtime/backends/cpu_gemm.c does
+            local ok, dnnl = pcall(ffi.load, "libdnnl.so." .. v .. (minor < 0 and "" or "." .. minor))
+            if ok then local n = dnnl.dnnl_version() print(n[0] .. "." .. n[1]) os.exit() end
+        end
     end' 2>/dev/null)"
 
 # xxHash (needed: checksums, id hashing).
