@@ -135,6 +135,37 @@ describe("an installation", function()
     end
   end)
 
+  it("serves a host that saves and loads checkpoints, which Lua reads and writes too, on other numbers of ranks", function()
+    if need() then return pending(need()) end
+    local path, script = host("checkpoint", compilers[1]), shell.write(root .. "/model.lua", [[
+      local peri = require "perilune"
+      local Net = peri.nn.Module:extend "Net"
+      function Net:init()
+        self.ebc = peri.EmbeddingBagCollection { fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.5 }, tables = {
+          peri.EmbeddingBagConfig { name = "t", num_embeddings = 100, embedding_dim = 8, feature_names = { "f" } } } }
+        self.over = peri.nn.Linear { in_features = 8, out_features = 1, bias = false }
+      end
+      local model = Net()
+      peri.checkpoint.load(arg[1], { model = model })
+      for i = 1, 3 do
+        local rows = model.ebc(peri.KeyedJaggedTensor { keys = { "f" }, values = { i, 7 }, lengths = { 2 } }):values()
+        model.over(rows):mean():backward()
+      end
+      peri.checkpoint.save(arg[2], { model = model })
+      print(model.ebc:fused_optimizer().param_groups[1].lr, model.over.weight:item(0))]])
+    local ranks = shell.has "mpirun" and io.open(prefix .. "/lib/perilune/libperilune_mpi.so") and 2 or nil
+    local function run(n, words)
+      local before = n and ("mpirun --oversubscribe --allow-run-as-root -n %d "):format(n) or ""
+      local out, status = shell.run(before .. path .. " " .. words, library())
+      assert.equal(0, status, out)
+    end
+    run(ranks, "save " .. root .. "/c-1")
+    assert.equal("0.1\t0.5\n", (shell.run(("%s run %s %s/c-1 %s/lua-1"):format(shell.perilune, script, root, root))))
+    shell.run(("cp -r %s/lua-1 %s/lua-2"):format(root, root))
+    run(ranks and 3, "load " .. root .. "/lua-2") -- and saves it again
+    assert.matches("^all 4 tensors are equal", (shell.run(("%s checkpoint diff %s/lua-1 %s/lua-2"):format(shell.perilune, root, root))))
+  end)
+
   it("has documents and examples, which run from there", function()
     if need() then return pending(need()) end
     local function there(path) assert.is_truthy(io.open(prefix .. "/share/" .. path), path) end
