@@ -476,7 +476,8 @@ BENCH = @mkdir -p build/bench && rm -f build/bench/$(1).jsonl && for ranks in $(
 	$(LAUNCHER) run -n $$ranks $(3) tests/bench/$(1).lua --out build/bench/$(1).jsonl $(4) $(ARGS) || exit 1; done
 
 # PYTHON= a Python with torch, torchrec and fbgemm_gpu: runs the same step under them too (bench-step, bench-pipeline), their kernels on the same ids
-# (bench-embed), their exchange of KeyedJaggedTensors (bench-comm), or unsharded collections of sequences (bench-shard).
+# (bench-embed), their exchange of KeyedJaggedTensors (bench-comm), unsharded collections of sequences (bench-shard),
+# or torch.distributed.checkpoint (bench-checkpoint).
 PYTHON ?=
 # How PYTHON is called: with FBGEMM told what the processor has, or else it would run its reference code.
 PEER := $(if $(PYTHON),$B/bench/python)
@@ -508,6 +509,7 @@ bench-tiers: all
 	$(call BENCH,tiers,1)
 bench-checkpoint: all
 	$(call BENCH,checkpoint,1 $(if $(HAVE_MPI),2))
+	@$(if $(PYTHON),$(PYTHON) tests/bench/peers/checkpoint.py --out build/bench/checkpoint.jsonl $(ARGS))
 bench-data: all
 	$(call BENCH,data,1)
 bench-dense: all
