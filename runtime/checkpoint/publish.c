@@ -213,3 +213,80 @@ peri_status peri_checkpoint_publish(const char *folder, const char *path, const 
     peri__manifest_fini(&m);
     return status;
 }
+
+/* -- by a thread of its own ------------------------------------------------------------------------------------------------------------ */
+
+struct peri_checkpoint_publishing {
+    pthread_t thread;
+    char *folder, *path, **parts, *values, *parent, *same_as;
+    int32_t n;
+    peri_checkpoint_facts facts;
+    bool replace, started;
+    atomic_bool done;
+    peri_status status;
+    char digest[PERI_CHECKPOINT_DIGEST + 1], message[PERI_MESSAGE_MAX];
+};
+
+static void *publish(void *context)
+{
+    peri_checkpoint_publishing *p = context;
+    p->status = peri_checkpoint_publish(p->folder, p->path, (const char *const *)p->parts, p->n, &p->facts, p->replace, p->digest);
+    if (p->status < 0) snprintf(p->message, sizeof p->message, "%s", peri_error_message());
+    atomic_store(&p->done, true);
+    return NULL;
+}
+
+/** A copy of @text, which may be NULL, in @out; whether there was memory. */
+static bool copied(const char *text, char **out) { return !text || (*out = peri__strdup(text)) != NULL; }
+
+peri_status peri_checkpoint_publishing_new(const char *folder, const char *path, const char *const *parts, int32_t n,
+                                           const peri_checkpoint_facts *facts, bool replace, peri_checkpoint_publishing **out)
+{
+    PERI_NEED(folder);
+    PERI_NEED(path);
+    PERI_NEED(parts);
+    PERI_NEED(out);
+    if (n < 1) return peri__fail(PERI_EINVAL, "peri_checkpoint_publishing_new: %d parts, allowed: 1 or more", n);
+    peri_checkpoint_publishing *p = peri__alloc_zero(sizeof *p);
+    if (!p) return PERI_ENOMEM;
+    peri__object_count(1);
+    if (facts) p->facts = *facts;
+    p->replace = replace;
+    p->parts = peri__alloc_zero((size_t)n * sizeof *p->parts);
+    bool whole = p->parts && copied(folder, &p->folder) && copied(path, &p->path) && copied(p->facts.values, &p->values) &&
+                 copied(p->facts.parent, &p->parent) && copied(p->facts.same_as, &p->same_as);
+    for (; whole && p->n < n; p->n++) whole = copied(parts[p->n], &p->parts[p->n]);
+    p->facts.values = p->values;
+    p->facts.parent = p->parent;
+    p->facts.same_as = p->same_as;
+    const int why = whole ? peri__thread_start(&p->thread, publish, p) : 0;
+    p->started = whole && !why;
+    if (!p->started) {
+        peri_checkpoint_publishing_release(p);
+        return whole ? peri__fail(PERI_EIO, "checkpoint: no thread for publishing: %s", strerror(why)) : PERI_ENOMEM;
+    }
+    *out = p;
+    return PERI_OK;
+}
+
+peri_status peri_checkpoint_publishing_test(peri_checkpoint_publishing *p, char digest[PERI_CHECKPOINT_DIGEST + 1])
+{
+    PERI_NEED(p);
+    PERI_NEED(digest);
+    if (!atomic_load(&p->done)) return PERI_PENDING;
+    if (p->status < 0) return peri__fail(p->status, "%s", p->message);
+    memcpy(digest, p->digest, sizeof p->digest);
+    return PERI_OK;
+}
+
+void peri_checkpoint_publishing_release(peri_checkpoint_publishing *p)
+{
+    if (!p) return;
+    if (p->started) pthread_join(p->thread, NULL);
+    for (int32_t i = 0; i < p->n; i++) peri__free(p->parts[i]);
+    char *const texts[] = {p->folder, p->path, p->values, p->parent, p->same_as};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) peri__free(texts[i]);
+    peri__free(p->parts);
+    peri__free(p);
+    peri__object_count(-1);
+}

@@ -25,6 +25,7 @@ local moment_out, index_out = ffi.new "peri_moment *[1]", ffi.new "int64_t[1]"
 --- How copying goes on: bytes that are copied at once, without looking at the time; the share of the time that it may take while the
 --- program does something else, and the seconds that it may take at once.
 M.pace = { block = 2 ^ 18, share = 0.02, most = 0.02 }
+local SLEEP = 100000 -- a round of peri_pause that sleeps
 local OUTCOME = 2048       -- bytes of the outcome that rank 0 sends
 
 local function now() return tonumber(C.peri_time_ns()) * 1e-9 end
@@ -38,6 +39,7 @@ function AsyncSave:init(s, functions)
   self._s, self._f = s, functions
   self._group = false
   self._phase, self._piece, self._row = "copy", 1, 0
+  self._waits = false            -- wait() is called, which has time
   self._failure = false          -- what this rank met, as a text
   self._outcome = false          -- { ok, digest or message }, when all know it
   self._told = false             -- somebody has been told the outcome
@@ -159,7 +161,10 @@ local function agree(self)
       if not outcome and text:sub(1, 1) == "-" then outcome = (group and ("-rank %d: "):format(r - 1) or "-") .. text:sub(2) end
     end
     if not outcome then
-      local ok, result = xpcall(self._f.join, P.locate, s, util.map(texts, function(text) return text:sub(2) end))
+      local ok, result = xpcall(self._f.join, P.locate, s, util.map(texts, function(text) return text:sub(2) end),
+        function() -- a thread publishes it
+          if self._waits then C.peri_pause(SLEEP) else coroutine.yield() end
+        end)
       outcome = ok and "+" .. result or "-" .. errors.describe(result)
     end
     outcome = outcome:sub(1, OUTCOME)
@@ -189,6 +194,7 @@ local function advance(self, waits, credit)
     if self._phase == "agree" then give_up(self) end
   end
   if self._phase ~= "agree" then return end
+  self._waits = waits
   self._agreeing = self._agreeing or coroutine.create(agree)
   local round = 0
   repeat

@@ -25,6 +25,8 @@ local M = {}
 
 local _, _, _, wrap_writer = P.handle("peri_checkpoint_writer", {}, nil, "a writer of a checkpoint")
 local _, _, _, wrap_folder = P.handle("peri_checkpoint_folder", {}, nil, "a folder of a checkpoint")
+local _, _, _, wrap_publishing = P.handle("peri_checkpoint_publishing", {}, nil, "the publishing of a checkpoint")
+local publishing_out = ffi.new "peri_checkpoint_publishing *[1]"
 local writer_out, folder_out = ffi.new "peri_checkpoint_writer *[1]", ffi.new "peri_checkpoint_folder *[1]"
 local text_out, sum_out = ffi.new "const char *[1]", ffi.new "uint64_t[1]"
 local BLOCK_BYTES = 16 * 2 ^ 20 -- of rows that are read from a shard that is no tensor, or picked from one
@@ -311,12 +313,21 @@ local function sources_of(pieces)
   return list
 end
 
-local function publish(s, all)
+--- Join the parts of all ranks to the checkpoint: its digest. pause (or nil): called as long as it goes on, which takes no time of this
+--- thread then.
+local function publish(s, all, pause)
   local list, digest = ffi.new("const char *[?]", #all), ffi.new "char[33]"
   for i, part in ipairs(all) do list[i - 1] = part end
   local facts, of = ffi.new "peri_checkpoint_facts", s.parent and s.parent:digest()
   facts.values, facts.parent, facts.increment = s.text, of, s.parent and s.parent:increment() + 1 or 0
-  check(C.peri_checkpoint_publish(s.folder, s.path, list, #all, facts, s.a.replace, digest))
+  if not pause then
+    check(C.peri_checkpoint_publish(s.folder, s.path, list, #all, facts, s.a.replace, digest))
+    return ffi.string(digest)
+  end
+  check(C.peri_checkpoint_publishing_new(s.folder, s.path, list, #all, facts, s.a.replace, publishing_out))
+  local handle = wrap_publishing(publishing_out[0])
+  while check(C.peri_checkpoint_publishing_test(handle.ptr, digest)) == C.PERI_PENDING do pause() end
+  handle:release()
   return ffi.string(digest)
 end
 
@@ -354,8 +365,8 @@ local function begin(s, given)
 end
 
 --- Rank 0 joins the parts of all ranks: the digest.
-local function join(s, all)
-  local digest = publish(s, all)
+local function join(s, all, pause)
+  local digest = publish(s, all, pause)
   s.held:release() -- readers wait for it
   return digest
 end

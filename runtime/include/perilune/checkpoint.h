@@ -152,6 +152,22 @@ typedef struct peri_checkpoint_facts {
 PERI_API peri_status peri_checkpoint_publish(const char *folder, const char *path, const char *const *parts, int32_t n,
                                              const peri_checkpoint_facts *facts, bool replace, char digest[PERI_CHECKPOINT_DIGEST + 1]);
 
+/** peri_checkpoint_publish by a thread of its own. */
+typedef struct peri_checkpoint_publishing peri_checkpoint_publishing;
+
+/** A binding's handle. */
+typedef struct peri_checkpoint_publishing_ref {
+    peri_checkpoint_publishing *ptr;
+} peri_checkpoint_publishing_ref;
+
+/** Begin it, with the arguments of peri_checkpoint_publish, which are copied. @out new. */
+PERI_API peri_status peri_checkpoint_publishing_new(const char *folder, const char *path, const char *const *parts, int32_t n,
+                                                    const peri_checkpoint_facts *facts, bool replace, peri_checkpoint_publishing **out);
+/** PERI_PENDING as long as it goes on; then what peri_checkpoint_publish returned, and the digest. Does not block. */
+PERI_API peri_status peri_checkpoint_publishing_test(peri_checkpoint_publishing *publishing, char digest[PERI_CHECKPOINT_DIGEST + 1]);
+/** Wait for its end, and free it; NULL is fine. */
+PERI_API void peri_checkpoint_publishing_release(peri_checkpoint_publishing *publishing);
+
 /** Remove the checkpoint in folder @path: it gets the name of a save's folder, which later saves sweep if this process dies; then its
  *  manifest is removed, the files that it lists, and the folder. PERI_EPEER: somebody has it open (peri_checkpoint_open), nothing was
  *  removed. PERI_EINVAL: @path is a file, or a link. PERI_EIO: something could not be removed; what is no file of the checkpoint is never
