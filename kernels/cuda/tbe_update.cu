@@ -473,7 +473,7 @@ template <int KIND> cudaError_t update_fast(const update_args &u, float *rooms, 
     if (cols <= 64) return update<peri_tbe_shape<8, 2>, KIND, true, BLOCKS>(u, rooms, c);
     if (cols <= 128) return update<peri_tbe_shape<16, 2>, KIND, true, BLOCKS>(u, rooms, c);
     if (cols <= 256) return update<peri_tbe_shape<32, 2>, KIND, true, BLOCKS>(u, rooms, c);
-    return update<peri_tbe_shape<32, 4>, KIND, true, 2>(u, rooms, c);
+    return update<peri_tbe_shape<32, 4>, KIND, true, BLOCKS / 2>(u, rooms, c); /* Adam would spill with two */
 }
 
 template <bool IN_ORDER> cudaError_t update_any(const update_args &u, float *rooms, const peri_cuda_call *c)
