@@ -23,7 +23,7 @@ function Net:init(options)
       embedding_bag_collection = peri.EmbeddingBagCollection { seed = 6, tables = tables,
         fused_params = { optimizer = "adagrad", learning_rate = 0.1, exact = true } },
       managed_collision_collection = peri.ManagedCollisionCollection { embedding_configs = tables, managed_collision_modules = {
-        raw = peri.MCHManagedCollisionModule { zch_size = 30, device = "cpu", eviction_interval = 1, input_hash_size = 1000,
+        raw = peri.MCHManagedCollisionModule { zch_size = 30, device = "cpu", eviction_interval = 3, input_hash_size = 1000,
           buckets = 6, eviction_policy = peri.embed.LFU_EvictionPolicy() } } } }
   end
   self.over = nn.Linear { in_features = options.raw and 32 or 24, out_features = 1 }

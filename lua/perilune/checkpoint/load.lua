@@ -143,7 +143,7 @@ local function refusal(func, parts, dicts, partial, refused)
     given[part.name] = true
     if refused[part.name] then
       wrong[#wrong + 1] = ("part '%s': %s"):format(part.name, refused[part.name])
-    elseif not d and not partial then
+    elseif not d and not partial and not part.object.optional then
       wrong[#wrong + 1] = ("part '%s' is not in it; those are: %s"):format(part.name, table.concat(util.keys(dicts), ", "))
     elseif d and part.object.check_state_dict then
       local why = part.object:check_state_dict(d.dict, not partial)
@@ -155,7 +155,8 @@ local function refusal(func, parts, dicts, partial, refused)
     end
   end
   for name in util.ordered(dicts) do
-    if not given[name] then
+    local of = name:match "^(.*)%.windows$"
+    if not given[name] and not (of and given[of]) then -- maps whose windows are one step here have none
       wrong[#wrong + 1] = ("part '%s' has no object here; give it, or leave it out: except = { '%s' }"):format(name, name)
     end
   end

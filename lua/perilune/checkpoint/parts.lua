@@ -11,6 +11,7 @@ local serial = require "perilune.serial"
 local signature = require "perilune.signature"
 local nn = require "perilune.nn"
 local ranks = require "perilune.nn.ranks"
+local Windows = require "perilune.checkpoint.windows"
 local Tensor = require "perilune.tensor"
 local ShardedTensor = require("perilune.tensor.sharded").ShardedTensor
 
@@ -107,7 +108,8 @@ function M.check_path(func, path)
 end
 
 --- The parts of a program: a list of { name =, object =, module = (whether it is one) }, models first, each followed by the optimizer of
---- its tables under the name "<model>.tables". Every object has state_dict and load_state_dict.
+--- its tables under the name "<model>.tables" and the windows of its maps of raw ids (windows.lua). Every object has
+--- state_dict and load_state_dict.
 function M.list(func, given)
   local models, others = {}, {}
   signature.value(func, "parts", given, "table")
@@ -124,6 +126,8 @@ function M.list(func, given)
       models[#models + 1] = { name = name, object = object, module = true }
       local tables = tables_of(object)
       if tables and #tables.names > 0 then models[#models + 1] = { name = name .. ".tables", object = tables } end
+      local windows = Windows.of(object)
+      if windows then models[#models + 1] = { name = name .. ".windows", object = windows } end
     else
       others[#others + 1] = { name = name, object = object }
     end
@@ -167,7 +171,7 @@ function M.own_dict(object, dict, rank, size)
   if type(list) ~= "table" or #list == 0 then
     return nil, "it was saved as one state, and wanted is one of each rank"
   end
-  if #list == size then return list[rank + 1] end
+  if #list == size and not object.always_merge then return list[rank + 1] end
   if object.merge_state_dicts then return object:merge_state_dicts(list, rank, size) end
   local first = plain_text(list[1])
   for _, other in ipairs(list) do

@@ -178,6 +178,15 @@ function methods:load(map, first_bucket, n_buckets)
   check(C.peri_collision_load(ptr(self), first_bucket, n_buckets, n, c_names, tensors))
 end
 
+local start_out = ffi.new "int64_t[1]"
+--- What was seen since the last eviction (MCH): the step before the window's first, and i64 [ids, 3]: id, times, the last step.
+function methods:window()
+  check(C.peri_collision_window(ptr(self), start_out, tensor_out))
+  return tonumber(start_out[0]), Tensor.wrap(tensor_out[0])
+end
+--- Go on with such a window; ids of other buckets are passed over.
+function methods:set_window(start, entries) check(C.peri_collision_window_set(ptr(self), start, Tensor.ptr(entries))) end
+
 --- The time that times to live are compared with from now on, in their unit; -1: the number of the iteration, as at first.
 function methods:set_time(now) check(C.peri_collision_time(ptr(self), now)) end
 
@@ -185,6 +194,7 @@ signature.check("embed.mc_map.", M, { buckets = "rows: count", segments = "rows:
 signature.check("map of ids:", methods, { remap = "self: CollisionMap, ids: list, training: boolean",
   evicted = "self: CollisionMap", statistics = "self: CollisionMap", state_names = "self: CollisionMap",
   state = "self: CollisionMap, i: int", load = "self: CollisionMap, map: table, first_bucket: int, n_buckets: int",
+  window = "self: CollisionMap", set_window = "self: CollisionMap, start: integer, entries: tensor",
   set_time = "self: CollisionMap, now: integer" })
 
 return M

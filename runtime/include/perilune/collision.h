@@ -156,8 +156,8 @@ PERI_API peri_status peri_collision_statistics(peri_collision *c, peri_collision
  *  (where the policy has them), _output_segments_tensor, _current_iter_tensor. HASH: _hash_zch_identities [rows, 1], _hash_zch_metadata
  *  [rows, 1] i32 (with a policy), _hash_zch_bucket [1, 1], _output_segments_tensor, _current_iter_tensor. i64 unless said otherwise;
  *  those with rows have this map's rows ([rows] if not said otherwise), in which rows have the numbers of the whole table. The others are
- *  of the whole table. What was seen since the last eviction is no state: a map that is loaded begins a new window. Number of states:
- *  never fails. */
+ *  of the whole table. What was seen since the last eviction is none of these (see peri_collision_window): a map that is loaded begins
+ *  a new window. Number of states: never fails. */
 PERI_API int32_t peri_collision_states(const peri_collision *c);
 /** Name of state @i, NULL if there is none. Borrowed. */
 PERI_API const char *peri_collision_state_name(const peri_collision *c, int32_t i);
@@ -172,5 +172,11 @@ PERI_API peri_status peri_collision_state(peri_collision *c, int32_t i, peri_ten
  *  forgotten. Waits. */
 PERI_API peri_status peri_collision_load(peri_collision *c, int32_t first_bucket, int32_t n_buckets, int32_t n, const char *const *names,
                                          peri_tensor *const *tensors);
+/** MCH: what a map has seen since the last eviction: @start, the iteration before the first of the window, and @out, new, i64 [ids, 3]:
+ *  each id, in ascending order, how often it was seen (1 where the policy has no counts), and the iteration that had it last. Waits. */
+PERI_API peri_status peri_collision_window(peri_collision *c, int64_t *start, peri_tensor **out);
+/** Go on with such a window (of any map of the table; ids of other buckets are passed over) after peri_collision_load. @start: less than
+ *  eviction_interval iterations ago. Of what was seen since, nothing else is known. Waits. */
+PERI_API peri_status peri_collision_window_set(peri_collision *c, int64_t start, const peri_tensor *entries);
 
 #endif
