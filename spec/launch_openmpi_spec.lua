@@ -30,6 +30,21 @@ describe("facts of Open MPI", function()
 end)
 
 describe("what mpirun says", function()
+  it("of a rank that was killed within MPI_Init is its watcher's line alone, behind a zero byte too, and that signal's code", function()
+    local out = ""
+    local F = job.filter(function(text) out = out .. text end)
+    local edge = ("-"):rep(74) .. "\n"
+    F.feed(edge .. "It looks like MPI_INIT failed for some reason; your parallel process is\nlikely to abort.\n" .. edge
+      .. "[vm:00000] *** An error occurred in MPI_Init_thread\n[vm:00000] *** Unknown error\n")
+    local line = "perilune: rank 1 (process 7 on vm, 0.6 s old) was killed by signal 9 (SIGKILL); not by the out-of-memory killer\n"
+    F.feed("\0" .. line)
+    F.flush()
+    F.finish(false)
+    assert.equal(line, out)
+    assert.equal(137, F.killed)
+    assert.is_true(F.spoke and F.gone)
+  end)
+
   it("stays, with a last line, where it is in a box that nobody knows", function()
     local said = {}
     local F = job.filter(function(text) said[#said + 1] = text end)

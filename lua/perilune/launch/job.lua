@@ -65,8 +65,9 @@ local function dropper(F)
 end
 
 --- A filter of mpirun's standard error: `feed(text)`, `flush()`, `finish(good)` at the end of a job, and what it knows: `spoke` (somebody
---- has said why it ends), `gone` (a rank has ended before its script), `ending` (how a rank ended, as mpirun tells it). `crashed`, if set,
---- matches lines about mpirun's own end. `emit(text)` gets what is passed on: at once, but for lines of dashes and what they enclose.
+--- has said why it ends), `gone` (a rank has ended before its script), `killed` (the exit code of the first that a signal
+--- killed), `ending` (how a rank ended, as mpirun tells it). `crashed`, if set, matches lines about mpirun's own end. `emit(text)` gets
+--- what is passed on: at once, but for lines of dashes and what they enclose.
 function M.filter(emit)
   local F = { spoke = false, gone = false, ending = nil, later = {} }
   local line, box = "", nil -- what is held back: the unfinished line, and the lines of an open box
@@ -79,11 +80,14 @@ function M.filter(emit)
     text = text:gsub("^mpirun: Error: ", "perilune: mpirun: ")
     if not open and (text:match "^%[ranks? " or text:match "^perilune: ") then
       F.spoke, F.gone = true, F.gone or text:match "^perilune: rank %d" ~= nil
+      local signal = text:match "^perilune: rank %d+ %(process [^\n]* was killed by signal (%d+)"
+      F.killed = F.killed or signal and 128 + signal
     end
     emit(text)
   end
 
   local function whole(text)
+    text = text:gsub("^%z+(perilune: )", "%1")
     local border = #text > 70 and text:match "^%-+\n$"
     if border and not box then box = { text }
     elseif box then
@@ -193,7 +197,7 @@ local function verdict(F, R, code, signal, asked, ended)
   elseif signal and F.spoke then return nil, R.code ~= 0 and R.code or 128 + signal
   elseif signal then
     return ("mpirun was killed by signal %d; its %d ranks were ended"):format(signal, R.ranks), 128 + signal
-  elseif code == 0 or F.spoke then return nil, code end
+  elseif code == 0 or F.spoke then return nil, code ~= 0 and F.killed or code end -- others may have called MPI_Abort for it
   local ending = F.ending and F.ending:gsub("^(rank (%d+)) on %S+", function(head, rank)
     return R.started[tonumber(rank)] and ("%s (%s)"):format(head, R.started[tonumber(rank)])
   end)

@@ -109,6 +109,7 @@ M.noise = { { "^mpirun: Forwarding signal" }, { "^mpirun: abort is already in pr
 M.consequences = { { "peer process has unexpectedly disconnected" }, { "failed to TCP connect to a peer", causes = true },
   { "[OP]RR?TE does not know how to route a message" }, { "system call failed during shared memory initialization" },
   { "^%[[^%]]+%]%[%[[^%]]+%],%d+%]%[%S*btl_tcp" }, { "^%[[^%]]+%] PMIX ERROR: " },
+  { "It looks like MPI_INIT failed for some reason" }, { "^%[[^%]]+%] %*%*%* " }, -- of Open MPI 5, where a rank dies within MPI_Init
   { "unable to reach each other for MPI communications", causes = true }, { "MPI_INIT has failed because at least one", causes = true },
   { "^Unable to find reachable pairing between local and remote interfaces", causes = true } }
 
