@@ -8,10 +8,15 @@
 --   open       opening the checkpoint and reading 100 rows of one table (milliseconds)
 --   async      steps while an asynchronous save runs, and as many before it, in turns: step_ratio is the median of the former over that of
 --              the latter. A step looks up and updates 20,480 rows a rank, and does nothing else.
+--   marks      a training step of the DLRM of dlrm.lua whose changed rows are marked, for increments, beside one whose are not, in turns:
+--              milliseconds of both, and their ratio
 local ffi = require "ffi"
 local peri = require "perilune"
 local argparse = require "argparse"
 local json = require "dkjson"
+local changes = require "perilune.embed.changes"
+package.path = "tests/bench/?.lua;" .. package.path
+local dlrm = require "dlrm"
 local C, plan = peri.ffi.C, peri.plan
 
 ffi.cdef [[
@@ -23,6 +28,8 @@ local WRITE, DONTNEED, BLOCK = 1 + 64 + 512, 4, 4 * 2 ^ 20
 local parser = argparse("tests/bench/checkpoint.lua", "Speed of checkpoints.")
 parser:option("--out", "Append results as JSON lines to this file.")
 parser:option("--gb", "GiB of the table.", 4, tonumber)
+parser:option("--marks", "Steps with marks, and as many without.", 40, tonumber)
+parser:option("--ids", "Ids of a bag in these steps (several: 1,20).", "1,20")
 parser:option("--rounds", "Times that everything is measured, in turns.", 3, tonumber)
 parser:option("--steps", "Steps of each side of the case async, in each round.", 200, tonumber)
 parser:option("--directory", "Where files are made (and removed).", os.getenv "TMPDIR" or "/var/tmp")
@@ -160,6 +167,44 @@ for _ = 1, options.rounds do
   save:wait()
 end
 
+-- -- what marking costs ----------------------------------------------------------------------------------------------------------------
+
+local marked = {}
+
+--- Median milliseconds of steps without marks, and with them.
+local function measure_marks(ids)
+  local sizes = { batch = 2048, tables = 26, rows = 100000, dim = 64, data_type = "FP32", qcomm = "FP32" }
+  local trained, optimizer = dlrm.model(sizes, world, "table_wise", 0)
+  local batches, all = dlrm.batches(sizes, rank, ids, 3), { {}, {} }
+  local sources = {}
+  for _, entry in ipairs(trained.sharded[1]:own_state()) do
+    for _, shard in ipairs(entry.tensor:local_shards()) do
+      local source = changes.source(nil, shard)
+      sources[changes.key(source)] = source
+    end
+  end
+  for i = 1, 2 * options.marks + 6 do
+    local batch, marks = batches[i % 3 + 1], {}
+    if i % 2 == 0 then
+      for key, source in peri.util.ordered(sources) do marks[key] = changes.marks(source) end
+    end
+    local seconds = timed(function()
+      peri.scope(function()
+        optimizer:zero_grad()
+        trained:backward((trained(batch)))
+        optimizer:step()
+      end)
+    end)
+    for _, m in peri.util.ordered(marks) do m:release() end
+    if i > 6 then table.insert(all[i % 2 + 1], seconds * 1e3) end
+  end
+  return peri.util.median(all[2]), peri.util.median(all[1])
+end
+for ids in options.ids:gmatch "%d+" do
+  local without, with = measure_marks(tonumber(ids))
+  marked[#marked + 1] = { case = "marks", ranks = ranks, ids = tonumber(ids), ms = with, plain_ms = without, step_ratio = with / without }
+end
+
 if rank == 0 then
   print(("%-10s %5s %8s %14s %6s"):format("case", "ranks", "GB/s", "disk GB/s", "share"))
   for _, case in ipairs { { "save", "disk write" }, { "load", "disk read" }, { "reshard", "disk read" } } do
@@ -175,6 +220,10 @@ if rank == 0 then
   if out then out:write(json.encode { case = "async", ranks = ranks, gb = bytes / 1e9, step_ratio = ratio }, "\n") end
   local ms = 1e3 * peri.util.median(times.open)
   print(("%-10s %5d %8.2f ms"):format("open", ranks, ms))
+  for _, m in ipairs(marked) do
+    print(("%-10s %5d %8.2f ms, %.2f ms without, ratio %.4f (%d ids a bag)"):format("marks", ranks, m.ms, m.plain_ms, m.step_ratio, m.ids))
+    if out then out:write(json.encode(m), "\n") end
+  end
   if out then
     out:write(json.encode { case = "open", ranks = ranks, gb = bytes / 1e9, ms = ms }, "\n")
     out:close()

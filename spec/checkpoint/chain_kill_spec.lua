@@ -1,0 +1,141 @@
+-- Processes that are killed at any moment of saving increments, one after the other, or of making a full checkpoint of them, leave the chain
+-- before or the one after; and the chain replays to the bits of a run that never stopped.
+--
+-- PERI_TEST_KILLS=200: that many kills, while five times as many increments come in a row; `make test` makes a few.
+-- deadline: 120 s
+local ffi = require "ffi"
+local peri = require "perilune"
+local shell = require "spec.support.shell"
+
+if shell.no_launcher() then return end
+pcall(ffi.cdef, "int usleep(unsigned)")
+pcall(ffi.cdef, "int kill(int, int)")
+
+local folder, clean = shell.temporary()
+teardown(clean)
+local KILLS = tonumber(os.getenv "PERI_TEST_KILLS") or 3
+local LAST = 5 * KILLS + 20
+local random = math.random
+
+--- Trains and saves an increment of each step, up to step `last`. Arguments: the folder ("": nothing is saved), the last step, and where the
+--- checksum of the state at the end goes.
+local script = shell.write(folder .. "/script.lua", [[
+local ffi = require "ffi"
+ffi.cdef "int getpid(void);"
+local peri = require "perilune"
+peri.init()
+local folder, last, result = arg[1], tonumber(arg[2]), arg[3]
+peri.nn.manual_seed(3)
+local model = peri.EmbeddingBagCollection { seed = 5, fused_params = { optimizer = "adam", learning_rate = 0.1 }, tables = {
+  peri.EmbeddingBagConfig { name = "a", num_embeddings = 3000, embedding_dim = 8, feature_names = { "fa" } },
+  peri.EmbeddingBagConfig { name = "b", num_embeddings = 500, embedding_dim = 16, feature_names = { "fb" } } } }
+local saver = folder ~= "" and peri.checkpoint.Saver { folder = folder, parts = { model = model }, every = 1, full_every = 1e9, keep = 1 }
+local step = saver and saver:resume() or 0
+if saver then
+  local file = assert(io.open(folder .. "/../pid", "w"))
+  file:write(ffi.C.getpid())
+  file:close()
+end
+for i = step + 1, last do
+  peri.scope(function()
+    model(peri.KeyedJaggedTensor { keys = { "fa", "fb" }, lengths = { 2, 1 }, values = peri.tensor({ i * 17 % 3000, i * 31 % 3000,
+      i % 500 }, "i64") }):values():sum():backward()
+  end)
+  if saver then saver:step(i) end
+end
+if saver then saver:close() end
+if result then
+  local sums, out = {}, ffi.new "uint64_t[1]"
+  for _, dict in ipairs { model:state_dict(), unpack(peri.util.map(model:fused_optimizer().names, function(name)
+    return model:fused_optimizer():state_dict().state[name] end)) } do
+    for _, t in peri.util.ordered(dict) do
+      peri.ffi.check(peri.ffi.C.peri_checkpoint_checksum(peri.Tensor.ptr(t), out))
+      sums[#sums + 1] = tostring(out[0])
+    end
+  end
+  local file = assert(io.open(result, "w"))
+  file:write(table.concat(sums, " "))
+  file:close()
+end
+]])
+
+local function run(of, last, result) return shell.start(("%s run %s \"%s\" %d %s"):format(shell.perilune, script, of, last, result or "")) end
+
+local function newest(of)
+  local ok, list = pcall(peri.checkpoint.Saver.list, of)
+  return ok and list[1] and list[1].number or 0, ok and list or {}
+end
+
+local function pid_of()
+  local ok, text = pcall(shell.read, folder .. "/pid")
+  return ok and tonumber(text) or nil
+end
+
+describe("a chain of increments", function()
+  it("replays to the bits of the run that never stopped, however often its saves are killed", function()
+    local of, kills = folder .. "/saves", 0
+    shell.run("mkdir -p " .. of)
+    while kills < KILLS do
+      local from = newest(of)
+      os.remove(folder .. "/pid")
+      local wait = run(of, LAST)
+      -- About five increments later, at any moment.
+      local goal = math.min(from + random(2, 7), LAST - 1)
+      for _ = 1, 20000 do
+        if newest(of) >= goal then break end
+        ffi.C.usleep(300)
+      end
+      ffi.C.usleep(random(0, 3000))
+      ffi.C.kill(assert(pid_of()), 9)
+      local out, status = wait()
+      assert.is_not.equal(0, status, out)
+      local at, list = newest(of)
+      assert.is_true(at >= goal)
+      local c = peri.checkpoint.open(list[1].path) -- the newest is there, with all before it
+      assert.equal(list[1].number, #c:levels())
+      c:close()
+      kills = kills + 1
+      if at >= LAST - 5 then break end
+    end
+    local out, status = run(of, LAST, folder .. "/chain")()
+    assert.equal(0, status, out)
+    local at, list = newest(of)
+    assert.equal(LAST, at)
+    assert.equal(LAST, #list, "nothing of it was removed")
+    run("", LAST, folder .. "/straight")()
+    assert.equal(shell.read(folder .. "/straight"), shell.read(folder .. "/chain"))
+    -- Loaded by a process of its own.
+    run(of, LAST, folder .. "/again")()
+    assert.equal(shell.read(folder .. "/straight"), shell.read(folder .. "/again"))
+    if os.getenv "PERI_TEST_KILLS" then print(("%d increments in a row, killed %d times"):format(#list - 1, kills)) end
+  end)
+
+  it("that is made a full checkpoint and killed meanwhile is the chain, or the full one", function()
+    local of = folder .. "/saves"
+    local _, list = newest(of)
+    local tip, full = list[1].path, 0
+    for _ = 1, KILLS do
+      local wait = shell.start(("echo $$ > %s/pid; exec %s checkpoint compact %s"):format(folder, shell.perilune, tip))
+      ffi.C.usleep(random(10000, 120000))
+      local pid = pid_of()
+      if pid then ffi.C.kill(pid, 9) end
+      wait()
+      local c = peri.checkpoint.open(tip)
+      full = full + (c:parent() and 0 or 1)
+      c:verify()
+      c:close()
+      os.remove(folder .. "/again")
+      run(of, LAST, folder .. "/again")()
+      assert.equal(shell.read(folder .. "/straight"), shell.read(folder .. "/again"))
+      if full > 0 then break end
+    end
+    local _, status = shell.run(("%s checkpoint compact %s"):format(shell.perilune, tip))
+    assert.equal(full > 0 and 1 or 0, status)
+    -- The run goes on, on top of it; what the full one stands for is not needed any more.
+    local _, after = run(of, LAST + 3, folder .. "/on")()
+    assert.equal(0, after)
+    run("", LAST + 3, folder .. "/straight")()
+    assert.equal(shell.read(folder .. "/straight"), shell.read(folder .. "/on"))
+    assert.equal(4, #select(2, newest(of)), "the full one and three increments")
+  end)
+end)
