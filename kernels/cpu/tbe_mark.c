@@ -17,27 +17,56 @@ TBE_INLINE void tbe_mark_word(const peri_k_tbe_mark_args *a, uint64_t word, uint
     for (; fresh; fresh &= fresh - 1) a->fresh[at++] = (int64_t)(word * 64 + (uint64_t)__builtin_ctzll(fresh));
 }
 
+/** Rows by their words: those of a word follow each other. */
+typedef struct tbe_marking {
+    const peri_k_tbe_mark_args *a;
+    uint64_t word, mask;
+    bool first; /* no word has been written yet */
+} tbe_marking;
+
+TBE_INLINE void tbe_mark_row(tbe_marking *m, uint64_t row)
+{
+    if (row / 64 != m->word) {
+        if (m->mask) {
+            tbe_mark_word(m->a, m->word, m->mask, m->first);
+            m->first = false;
+        }
+        m->word = row / 64;
+        m->mask = 0;
+    }
+    m->mask |= (uint64_t)1 << row % 64;
+}
+
+/** Items of a batch. A row that comes again sets its bit again, which costs less than to find out. */
+static void tbe_mark_sorted(const peri_k_tbe_mark_args *a, int64_t begin, int64_t end)
+{
+    enum { AHEAD = 64 }; /* items; a large bitmap is read at random */
+    tbe_marking m = {.a = a, .word = UINT64_MAX, .first = true};
+    const uint64_t *sorted = a->sorted, rows = (uint64_t)a->total_rows;
+    const int32_t bits = a->payload_bits;
+    for (int64_t i = begin; i < end; i++) {
+        const uint64_t row = sorted[i] >> bits;
+        if (row >= rows) continue;
+        if (row / 64 != m.word && i + AHEAD < end) {
+            const uint64_t ahead = sorted[i + AHEAD] >> bits;
+            if (ahead < rows) __builtin_prefetch(&a->bits[ahead / 64], 1);
+        }
+        tbe_mark_row(&m, row);
+    }
+    if (m.mask) tbe_mark_word(a, m.word, m.mask, true);
+}
+
 static void cpu_tbe_mark(const void *args, int64_t begin, int64_t end)
 {
-    enum { AHEAD = 32 }; /* items; a bitmap of some megabytes is read at random */
     const peri_k_tbe_mark_args *a = args;
-    uint64_t word = UINT64_MAX, mask = 0;
-    bool first = true;
-    if (a->sorted) end = end < *a->n ? end : *a->n;
-    for (int64_t i = begin; i < end; i++) {
-        if (a->sorted && i + AHEAD < end) {
-            const uint64_t ahead = a->sorted[i + AHEAD] >> a->payload_bits;
-            if (ahead < (uint64_t)a->total_rows) __builtin_prefetch(&a->bits[ahead / 64], 1);
-        }
-        const uint64_t row = tbe_marked_row(a, i);
-        if (row >= (uint64_t)a->total_rows) continue;
-        if (row / 64 != word && mask) {
-            tbe_mark_word(a, word, mask, first);
-            first = false;
-            mask = 0;
-        }
-        word = row / 64;
-        mask |= (uint64_t)1 << row % 64;
+    if (a->sorted) {
+        tbe_mark_sorted(a, begin, end < *a->n ? end : *a->n);
+        return;
     }
-    if (mask) tbe_mark_word(a, word, mask, true);
+    tbe_marking m = {.a = a, .word = UINT64_MAX, .first = true};
+    for (int64_t i = begin; i < end; i++) {
+        const uint64_t row = tbe_marked_row(a, i);
+        if (row < (uint64_t)a->total_rows) tbe_mark_row(&m, row);
+    }
+    if (m.mask) tbe_mark_word(a, m.word, m.mask, true);
 }
