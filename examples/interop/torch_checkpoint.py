@@ -275,6 +275,9 @@ def read_manifest(path):
     manifest = json.loads(text)
     if manifest["format"] != "perilune-checkpoint" or manifest["version"] != 1:
         raise ValueError(f"'{path}': version {manifest['version']} of the format, this program reads 1")
+    if manifest["parent"]:
+        raise ValueError(f"'{path}' is an increment of checkpoint {manifest['parent']}; make a full one of it first: "
+                         f"perilune checkpoint compact '{path}' -o FULL")
     return manifest
 
 
