@@ -1,5 +1,5 @@
--- Processes that are killed at any moment of saving increments, one after the other, or of making a full checkpoint of them, leave the chain
--- before or the one after; and the chain replays to the bits of a run that never stopped.
+-- Processes that are killed at any moment of saving increments, one after the other, or of making a full checkpoint of them, leave the
+-- chain before or the one after; and the chain replays to the bits of a run that never stopped.
 --
 -- PERI_TEST_KILLS=200: that many kills, while five times as many increments come in a row; `make test` makes a few.
 -- deadline: 120 s
@@ -17,8 +17,8 @@ local KILLS = tonumber(os.getenv "PERI_TEST_KILLS") or 3
 local LAST = 5 * KILLS + 20
 local random = math.random
 
---- Trains and saves an increment of each step, up to step `last`. Arguments: the folder ("": nothing is saved), the last step, and where the
---- checksum of the state at the end goes.
+--- Trains and saves an increment of each step, up to step `last`. Arguments: the folder ("": nothing is saved), the last step, and where
+--- the checksum of the state at the end goes.
 local script = shell.write(folder .. "/script.lua", [[
 local ffi = require "ffi"
 ffi.cdef "int getpid(void);"
@@ -59,7 +59,9 @@ if result then
 end
 ]])
 
-local function run(of, last, result) return shell.start(("%s run %s \"%s\" %d %s"):format(shell.perilune, script, of, last, result or "")) end
+local function run(of, last, result)
+  return shell.start(("%s run %s \"%s\" %d %s"):format(shell.perilune, script, of, last, result or ""))
+end
 
 local function newest(of)
   local ok, list = pcall(peri.checkpoint.Saver.list, of)

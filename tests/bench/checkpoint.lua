@@ -175,7 +175,7 @@ local marked = {}
 local function measure_marks(ids)
   local sizes = { batch = 2048, tables = 26, rows = 100000, dim = 64, data_type = "FP32", qcomm = "FP32" }
   local trained, optimizer = dlrm.model(sizes, world, "table_wise", 0)
-  local batches, all = dlrm.batches(sizes, rank, ids, 3), { {}, {} }
+  local of_step, all = dlrm.batches(sizes, rank, ids, 3), { {}, {} }
   local sources = {}
   for _, entry in ipairs(trained.sharded[1]:own_state()) do
     for _, shard in ipairs(entry.tensor:local_shards()) do
@@ -184,7 +184,7 @@ local function measure_marks(ids)
     end
   end
   for i = 1, 2 * options.marks + 6 do
-    local batch, marks = batches[i % 3 + 1], {}
+    local batch, marks = of_step[i % 3 + 1], {}
     if i % 2 == 0 then
       for key, source in peri.util.ordered(sources) do marks[key] = changes.marks(source) end
     end
