@@ -295,6 +295,15 @@ describe("an increment", function()
       load(name, again)
       same(state(of), state(again))
     end
+    -- Who saves on goes on, too, on top of what stands for its last increment.
+    c = peri.checkpoint.open(folder .. "/fork-2")
+    c:compact(folder .. "/fork-2", true)
+    c:close()
+    train(q, 9, 9)
+    save("fork-3", q, { increment_of = folder .. "/fork-2" })
+    local on = build()
+    load("fork-3", on)
+    same(state(q), state(on))
     assert.error_matches(function() peri.checkpoint.open(folder .. "/fork-1"):compact(folder .. "/x") end, "is no increment")
   end)
 

@@ -278,14 +278,23 @@ local function fits_parent(parent, p)
   return false
 end
 
+--- The digest by which a tracker knows the checkpoint at `path`: its own, or that of the increment for which it stands; nil: it does not.
+local function known_as(tracker, path)
+  local identity = ffi.new "peri_checkpoint_identity"
+  if not tracker or C.peri_checkpoint_identify(path, identity) < 0 then return nil end
+  local own, same = ffi.string(identity.digest), ffi.string(identity.same_as)
+  return tracker_of.has(tracker, own) and own or same ~= "" and tracker_of.has(tracker, same) and same or nil
+end
+
 --- Leave the rows out that are as the parent has them.
 local function leave_out(parent, tracker, pieces)
+  local since = known_as(tracker, parent.path)
   for _, p in ipairs(pieces) do
-    local rows = p.source and fits_parent(parent, p) and P.lasting(tracker_of.rows, tracker, parent:digest(), p.source, 0)
+    local rows = p.source and fits_parent(parent, p) and P.lasting(tracker_of.rows, tracker, since, p.source, 0)
     local listed = rows and rows:numel()
     if rows and listed < p.size[1] then
       p.rows, p.listed, p.bytes = rows, listed, p.bytes / p.size[1] * listed
-      p.global = function() return tracker_of.rows(tracker, parent:digest(), p.source, p.offset[1]) end
+      p.global = function() return tracker_of.rows(tracker, since, p.source, p.offset[1]) end
     end
   end
 end
@@ -296,7 +305,7 @@ local function tracker_for(func, parts, a, parent)
   for _, part in ipairs(parts) do model = model or part.module and part.object end
   local tracker = model and tracker_of.of(model, a.increments)
   if not parent then return tracker end
-  if not tracker or not tracker_of.has(tracker, parent:digest()) then
+  if not known_as(tracker, parent.path) then
     P.fail(("%s: increment_of: which rows changed since '%s' is not known; save or load a checkpoint with increments = true, and go on "
       .. "from there"):format(func, parent.path))
   end
@@ -401,12 +410,9 @@ end
 
 --- Whether this rank knows which rows of the parts changed since the checkpoint at `path`, so that an increment of it can be saved.
 function M.knows(parts, path)
-  local identity = ffi.new "peri_checkpoint_identity"
-  if C.peri_checkpoint_identify(path, identity) < 0 then return false end
   for _, part in ipairs(parts_of.list("checkpoint.save", parts)) do
     if part.module then
-      local tracker = tracker_of.of(part.object)
-      return tracker ~= nil and tracker_of.has(tracker, ffi.string(identity.digest))
+      return known_as(tracker_of.of(part.object), path) ~= nil
     end
   end
   return false
