@@ -160,16 +160,20 @@ peri_status peri_row_bits_list(const peri_tbe *tbe, int64_t table, const peri_te
 /** The table whose part @t is: it has all its rows, where peri_tbe_state has them. -1: none. */
 static int64_t table_of_view(const peri_tbe *tbe, int32_t state, const peri_tensor *t)
 {
-    for (int64_t i = 0; i < tbe->n_tables; i++) {
-        peri_tensor *view;
-        if (peri__state_view((peri_tbe *)(uintptr_t)tbe, i, state, &view) < 0) return -1;
-        const bool same = view->ndim == t->ndim && view->offset == t->offset && view->shape[0] > 0 &&
-                          memcmp(view->shape, t->shape, (size_t)t->ndim * sizeof *t->shape) == 0 &&
-                          memcmp(view->stride, t->stride, (size_t)t->ndim * sizeof *t->stride) == 0;
-        peri_tensor_release(view);
-        if (same) return i;
+    const peri__state *s = &tbe->state[state];
+    int64_t low = 0, high = tbe->n_tables; /* the last table that begins there or before: those in front of it at that place are empty */
+    peri_tensor *view;
+    while (high - low > 1) {
+        const int64_t middle = (low + high) / 2;
+        if (s->flat->offset + peri__state_offset(tbe, s, middle) <= t->offset) low = middle;
+        else high = middle;
     }
-    return -1;
+    if (high == 0 || peri__state_view((peri_tbe *)(uintptr_t)tbe, low, state, &view) < 0) return -1;
+    const bool same = view->ndim == t->ndim && view->offset == t->offset && view->shape[0] > 0 &&
+                      memcmp(view->shape, t->shape, (size_t)t->ndim * sizeof *t->shape) == 0 &&
+                      memcmp(view->stride, t->stride, (size_t)t->ndim * sizeof *t->stride) == 0;
+    peri_tensor_release(view);
+    return same ? low : -1;
 }
 
 peri_tbe *peri__tbe_of_view(const peri_tensor *t, int64_t *table, int32_t *state)

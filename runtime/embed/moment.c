@@ -24,6 +24,7 @@ typedef struct part {
     int64_t row_bytes;
     int64_t offset; /* in a copy */
     int64_t passed; /* rows */
+    int64_t next;   /* another part of its table; -1: none */
 } part;
 
 typedef struct copy {
@@ -53,6 +54,7 @@ typedef struct watched {
     int64_t n_buckets;
     arena **arenas;      /* of each table */
     int64_t *copy_bytes; /* of each table: of a row in all its parts; 0: it has none */
+    int64_t *last_part;  /* of each table: the part that was added last; -1: none */
 } watched;
 
 struct peri_moment {
@@ -110,9 +112,8 @@ static void copy_here(void *ctx, int64_t begin, int64_t end)
     const batch *b = ctx;
     const peri_tbe *tbe = b->w->tbe;
     const int64_t bytes = b->w->copy_bytes[b->table];
-    for (int64_t k = 0; k < b->w->moment->n_parts; k++) {
+    for (int64_t k = b->w->last_part[b->table]; k >= 0; k = b->w->moment->parts[k].next) {
         const part *p = &b->w->moment->parts[k];
-        if (p->of != b->w || p->table != b->table) continue;
         const peri__state *s = &tbe->state[p->state];
         const int64_t size = peri_dtype_size(s->dtype), stride = p->cols ? tbe->layout[p->table].stride : 1;
         const char *from = (const char *)peri__data(s->flat) + peri__state_offset(tbe, s, p->table) * size;
@@ -176,10 +177,8 @@ static peri_status copy_batch(batch *b)
         peri__parallel_for(b->n, GRAIN, copy_here, b);
         return PERI_OK;
     }
-    for (int64_t k = 0; k < m->n_parts; k++) {
-        const part *p = &m->parts[k];
-        if (p->of == b->w && p->table == b->table) PERI_TRY(whole ? copy_from_device(b, p) : copy_from_store(b, p));
-    }
+    for (int64_t k = b->w->last_part[b->table]; k >= 0; k = m->parts[k].next)
+        PERI_TRY(whole ? copy_from_device(b, &m->parts[k]) : copy_from_store(b, &m->parts[k]));
     return PERI_OK;
 }
 
@@ -269,6 +268,7 @@ static void watched_free(watched *w)
     peri__free(w->buckets);
     peri__free(w->arenas);
     peri__free(w->copy_bytes);
+    peri__free(w->last_part);
     peri_tbe_release(w->tbe);
     peri__free(w);
 }
@@ -304,7 +304,9 @@ static peri_status watched_of(peri_moment *m, peri_tbe *tbe, watched **out)
     w->buckets = peri__alloc_zero((size_t)w->n_buckets * sizeof *w->buckets);
     w->arenas = peri__alloc_zero(tables * sizeof *w->arenas);
     w->copy_bytes = peri__alloc_zero(tables * sizeof *w->copy_bytes);
-    if (status >= 0 && !(w->buckets && w->arenas && w->copy_bytes)) status = PERI_ENOMEM;
+    w->last_part = peri__alloc(tables * sizeof *w->last_part);
+    for (size_t t = 0; w->last_part && t < tables; t++) w->last_part[t] = -1;
+    if (status >= 0 && !(w->buckets && w->arenas && w->copy_bytes && w->last_part)) status = PERI_ENOMEM;
     if (status >= 0) status = peri__tbe_watch(tbe, &w->watch);
     if (status < 0) {
         watched_free(w);
@@ -337,7 +339,8 @@ static peri_status add(peri_moment *m, peri_tbe *tbe, int64_t table, int32_t sta
     p.row_bytes = peri__max(p.cols, 1) * peri_dtype_size(dtype);
     p.offset = w->copy_bytes[table];
     w->copy_bytes[table] += peri__ceil_div(p.row_bytes, 8) * 8;
-    *index = m->n_parts;
+    p.next = w->last_part[table];
+    *index = w->last_part[table] = m->n_parts;
     m->parts[m->n_parts++] = p;
     return PERI_OK;
 }
@@ -436,8 +439,7 @@ peri_status peri_moment_read(peri_moment *m, int64_t index, int64_t row, peri_te
 /** The rows of @table that all parts have passed. */
 static int64_t passed_by_all(const peri_moment *m, const watched *w, int64_t table, int64_t rows)
 {
-    for (int64_t k = 0; k < m->n_parts; k++)
-        if (m->parts[k].of == w && m->parts[k].table == table) rows = peri__min(rows, m->parts[k].passed);
+    for (int64_t k = w->last_part[table]; k >= 0; k = m->parts[k].next) rows = peri__min(rows, m->parts[k].passed);
     return rows;
 }
 

@@ -34,12 +34,17 @@ local function metadata_of(t, s, geometry)
   return m
 end
 
---- Shards of all ranks that hold something.
+--- Shards of all ranks that hold something. They are listed once: every state of the optimizer asks for them, of every table.
 local function shards_of(module, t)
+  local entry = module.plan.tables[t.name]
+  module._shards = module._shards or setmetatable({}, {}) -- a metatable: no place to look for parameters
+  local known = module._shards[t.name]
+  if known and known.entry == entry then return known.list end
   local list = {}
-  for _, s in ipairs(module.plan.tables[t.name]:shards(t, ShardingEnv.from_process_group(module.group))) do
+  for _, s in ipairs(entry:shards(t, ShardingEnv.from_process_group(module.group))) do
     if s.rows > 0 and s.cols > 0 then list[#list + 1] = s end
   end
+  module._shards[t.name] = { entry = entry, list = list }
   return list
 end
 
