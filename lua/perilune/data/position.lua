@@ -51,6 +51,7 @@ function M.counted(class)
 
   function class:merge_state_dicts(list)
     local alike = true
+    signature.value(self.name .. ":merge_state_dicts", "list", list, "list")
     for _, dict in ipairs(list) do alike = alike and not M.difference(list[1], dict) end
     if self.global_batches and alike then return list[1] end
     if self.global_batches then return nil, "ranks were at different batches, allowed: as many ranks as it was saved on" end

@@ -163,6 +163,9 @@ function M.reshard(model, plan, options)
   if err then error(err, 0) end
 end
 
-signature.check("model.reshard.", M, { reshard = "model: table, plan: any, options: table?" })
+signature.object("resharded_model", "a DistributedModelParallel", { dense_env = "table", sharded = "list", check_plan = "callable" })
+signature.object("resharding", "what reshard makes of a model", { modules = "list", plans = "list", keepers = "list", folder = "string",
+  group = "Group", shared = "Group" })
+signature.check("model.reshard.", M, { reshard = "model: resharded_model, plan: any, options: table?", modules = "a: resharding" })
 
 return M

@@ -6,6 +6,7 @@
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
+local signature = require "perilune.signature"
 local Tensor = require "perilune.tensor"
 local StoredTensor = require "perilune.tensor.stored"
 
@@ -106,6 +107,10 @@ end
 --- merge_state_dicts of a class whose states are put together by merge(metric, list, rank, size).
 local function merging(merge)
   return function(metric, list, rank, size)
+    local func = metric.class_name .. ":merge_state_dicts"
+    signature.value(func, "list", list, "list")
+    util.integer(func, "size", size, 1)
+    util.integer(func, "rank", rank, 0, size - 1)
     for _, dict in ipairs(list) do
       local why = metric:check_state_dict(dict)
       if why then return nil, why end

@@ -122,7 +122,7 @@ end
 function Optimizer:rebind(params)
   local wanted, numbers, list = util.index_of(self.names), {}, { elsewhere = params.elsewhere, group = params.group, spread = {} }
   local pieces, own = spread.pieces_of(params.spread), {}
-  for _, e in ipairs(params.spread) do
+  for _, e in ipairs(params.spread or {}) do
     if wanted[e.name] then
       list.spread[#list.spread + 1] = e
       for _, piece in ipairs(e.pieces) do own[piece.tensor] = true end
@@ -484,7 +484,8 @@ function CombinedOptimizer:check_state(map, prefix)
 end
 
 signature.kind("optimizer", "an optimizer", function(x) return type(x) == "table" and (Optimizer.is(x) or type(x.step) == "function") end)
-signature.check("optimizer:", Optimizer, { restart_rows = "self: table, i: count, first: count, n: count",
+signature.check("optimizer:", Optimizer, { rebind = "self: table, params: list",
+  restart_rows = "self: table, i: count, first: count, n: count",
   get = "self: table, name: string", set = "self: table, name: string, value: number",
   set_lr = "self: table, lr: number", set_momentum = "self: table, value: number" })
 signature.check("OptimizerWrapper:", OptimizerWrapper, { init = "self: table, optimizer: optimizer" })

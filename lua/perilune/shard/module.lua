@@ -197,6 +197,7 @@ signature.check("OutputAwaitable:", OutputAwaitable, { init = "self: table, modu
 signature.object("pipelined", "an object with a method forward", { forward = "callable" })
 signature.check("ShardedModule:", ShardedModule, { set_pipelined = "self: table, object: pipelined?",
   accumulate = "self: table, on: boolean?", remake = "self: table, plan: any",
+  in_flight = "self: table, forward: table, on: boolean?",
   settle_with = "self: table, f: callable",
   sharded_parameter_names = "self: table, prefix: string?", own_parameter = "self: table, name: string, tensor: tensor" })
 
