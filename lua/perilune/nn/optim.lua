@@ -129,6 +129,7 @@ function Optimizer:rebind(params)
     end
   end
   for _, p in ipairs(params) do
+    signature.value("optimizer:rebind", "an entry of params", p, "table")
     if own[p.tensor] or wanted[p.name] and not pieces[p.tensor] then list[#list + 1] = p end
   end
   for _, name in ipairs(self.numbers) do numbers[name] = self:get(name) end
