@@ -64,6 +64,14 @@ local function dropper(F)
   end
 end
 
+--- What Perilune itself says of ranks: whether somebody spoke, whether a rank is gone, what killed the first.
+local function heed(F, text)
+  if not (text:match "^%[ranks? " or text:match "^perilune: ") then return end
+  F.spoke, F.gone = true, F.gone or text:match "^perilune: rank %d" ~= nil
+  local signal = text:match "^perilune: rank %d+ %(process [^\n]* was killed by signal (%d+)"
+  F.killed = F.killed or signal and 128 + signal
+end
+
 --- A filter of mpirun's standard error: `feed(text)`, `flush()`, `finish(good)` at the end of a job, and what it knows: `spoke` (somebody
 --- has said why it ends), `gone` (a rank has ended before its script), `killed` (the exit code of the first that a signal
 --- killed), `ending` (how a rank ended, as mpirun tells it). `crashed`, if set, matches lines about mpirun's own end. `emit(text)` gets
@@ -78,11 +86,7 @@ function M.filter(emit)
   local function pass(text)
     if text == "" then return end
     text = text:gsub("^mpirun: Error: ", "perilune: mpirun: ")
-    if not open and (text:match "^%[ranks? " or text:match "^perilune: ") then
-      F.spoke, F.gone = true, F.gone or text:match "^perilune: rank %d" ~= nil
-      local signal = text:match "^perilune: rank %d+ %(process [^\n]* was killed by signal (%d+)"
-      F.killed = F.killed or signal and 128 + signal
-    end
+    if not open then heed(F, text) end
     emit(text)
   end
 
