@@ -194,4 +194,23 @@ describe("a model that is resharded", function()
     end)
     assert.equal("", (shell.run("ls " .. folder .. " | grep reshard-")))
   end)
+
+  it("is under its old plan again where making it under the other one fails half way: raw ids, and an optimizer that needs whole tables",
+    function()
+      local at = { ebc = { a = plan.table_wise(1), b = plan.table_wise(0) }, mc = { raw = plan.row_wise() } }
+      local case = { optimizer = "shampoo", raw = true }
+      sim.run(2, function(_, world)
+        local never, p = build(world, at, case), build(world, at, case)
+        train(never, 1, 4)
+        train(p, 1, 3)
+        local want = state(p)
+        assert.error_matches(function()
+          p.model:reshard({ ebc = { a = plan.table_wise(0), b = plan.row_wise() }, mc = { raw = plan.table_wise(0) } }, { folder = folder })
+        end, "shampoo needs all rows")
+        assert.equal(want, state(p))
+        train(p, 4, 4)
+        assert.equal(state(never), state(p))
+      end)
+      assert.equal("", (shell.run("ls " .. folder .. " | grep reshard-")))
+    end)
 end)

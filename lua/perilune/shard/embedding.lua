@@ -260,7 +260,9 @@ function ShardedEmbeddingModule:flush()
 end
 
 --- Give the memory and files back now; the module is of no use afterwards. Tables in files: flush first.
-function ShardedEmbeddingModule:release() self._ref:release() end
+function ShardedEmbeddingModule:release()
+  if self._ref then self._ref:release() end -- else it was made half: see remake
+end
 
 -- -- state -------------------------------------------------------------------------------------------------------------------------
 

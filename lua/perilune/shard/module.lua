@@ -175,8 +175,9 @@ end
 --- Give memory and files back now; the module is of no use afterwards. Local.
 function ShardedModule:release() end -- luacheck: ignore 212
 
--- What others have put on a module, which stays when it is made again.
-local KEPT = { "training", "_pipelined", "_flights", "_settle", "_loads", "_changed", "_fused_optimizer" }
+-- What others have put on a module, and of what and where it is made, which stay when it is made again, also where that
+-- fails half way.
+local KEPT = { "training", "_pipelined", "_flights", "_settle", "_loads", "_changed", "_fused_optimizer", "_made_of", "device" }
 
 --- Make a module that was released again, in the same object, under another plan: with its start values. Collective. (It is init that does
 --- it, with the arguments that the module was made of.)
