@@ -307,6 +307,18 @@ def read_tensor(path, manifest, entry):
     return whole.to(dtype)
 
 
+def sort_maps(tree):
+    """Maps of raw ids (MCH) of a model's state dict: a checkpoint has them in the order of rows, TorchRec in that of ids in each bucket."""
+    names = ("_mch_sorted_raw_ids", "_mch_remapped_ids_mapping", "_mch_counts", "_mch_last_access_iter")
+    for prefix in [key[:-len(names[0])] for key in tree if isinstance(key, str) and key.endswith(names[0])]:
+        segments = [row for row in tree[prefix + "_output_segments_tensor"].reshape(-1).tolist() if row >= 0]
+        for first, past in zip(segments, segments[1:]):
+            order = first + torch.sort(tree[prefix + names[0]][first:past], stable=True).indices
+            for name in names:
+                if prefix + name in tree:
+                    tree[prefix + name][first:past] = tree[prefix + name][order]
+
+
 def load(path):
     """({part: state dict}, values) of a checkpoint: whole tensors, optimizers with torch's names of numbers."""
     manifest = read_manifest(path)
@@ -321,6 +333,7 @@ def load(path):
             tree = tree[key]
         tree[key_of(keys[-1])] = read_tensor(path, manifest, entry)
     for part, tree in parts.items():
+        sort_maps(tree)
         if "param_groups" in tree:
             parts[part] = to_optimizer(part, tree)
     return parts, saved.get("values")

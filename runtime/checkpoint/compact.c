@@ -13,14 +13,14 @@ static peri_status verify_all(peri_checkpoint *c)
     return PERI_OK;
 }
 
-/** The pieces of the last of the chain, without those that list rows. */
+/** The pieces of the last of the chain, without its lists. */
 static peri_status announce(const peri_checkpoint *c, peri_checkpoint_writer *w)
 {
     for (int64_t i = 0; i < c->m.n_entries; i++) {
         const peri__entry *e = &c->m.entries[i];
         peri_checkpoint_tensor t;
         PERI_TRY(peri_checkpoint_tensor_at(c, i, &t));
-        if (peri__lists_rows(t.name)) continue;
+        if (peri__is_list(t.name)) continue;
         for (int64_t k = 0; k < e->n_pieces; k++) {
             peri_checkpoint_region region;
             peri__piece_region(&c->m, e, &c->m.pieces[e->first_piece + k], &region);
@@ -59,7 +59,7 @@ static peri_status put_all(peri_checkpoint *c, peri_checkpoint_writer *w, char *
 {
     for (int64_t i = 0; i < c->m.n_entries; i++) {
         const peri__entry *e = &c->m.entries[i];
-        if (peri__lists_rows(peri__entry_name(&c->m, e))) continue;
+        if (peri__is_list(peri__entry_name(&c->m, e))) continue;
         for (int64_t k = 0; k < e->n_pieces; k++) {
             peri_checkpoint_region region;
             peri__piece_region(&c->m, e, &c->m.pieces[e->first_piece + k], &region);

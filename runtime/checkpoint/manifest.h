@@ -85,8 +85,13 @@ peri_status peri__manifest_piece(peri__manifest *m, const peri_checkpoint_region
 const peri__entry *peri__rows_entry(const peri__manifest *m, const peri__piece *p);
 /** Tensor @name, NULL if there is none. @m: settled. */
 const peri__entry *peri__entry_named(const peri__manifest *m, const char *name);
-/** Whether @name begins as the names of such lists do: they are no tensors of a program. */
+/** Whether @name begins as the names of such lists do. */
 static inline bool peri__lists_rows(const char *name) { return strncmp(name, PERI_CHECKPOINT_ROWS, sizeof PERI_CHECKPOINT_ROWS - 1) == 0; }
+/** Whether tensor @name is a list of an increment, of rows or of evicted ids, which a full checkpoint does not have. */
+static inline bool peri__is_list(const char *name)
+{
+    return peri__lists_rows(name) || strncmp(name, PERI_CHECKPOINT_EVICTED, sizeof PERI_CHECKPOINT_EVICTED - 1) == 0;
+}
 /** Elements that a piece of @elements has where only @listed of its rows are there. */
 static inline int64_t peri__listed_elements(int64_t elements, int64_t rows, int64_t listed) { return rows ? elements / rows * listed : 0; }
 

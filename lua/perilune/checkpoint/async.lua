@@ -51,6 +51,7 @@ function AsyncSave:__tostring() return ("a save of '%s' that is under way (%s)")
 
 --- A copy of a piece that does not change with the rows of a table, in the host's memory.
 local function copy_of(p)
+  if p.picked then return p.picked end
   if p.rows then return changes.read(p.source, p.rows):to(nil, "cpu") end
   local copy = Tensor.empty(p.size, p.dtype, "cpu")
   local tensor = p.tensor or p.shard.tensor
@@ -74,7 +75,7 @@ function AsyncSave:_take()
     end
     p.part = tonumber(index_out[0])
     if p.part < 0 then p.copy = P.lasting(copy_of, p) end
-    p.tensor, p.shard, p.source, p.global = nil, nil, nil, nil
+    p.tensor, p.shard, p.source, p.global, p.picked = nil, nil, nil, nil, nil
   end
   self._writer = self._f.writer_of(s.folder, s.rank, s.pieces, s.a.file_bytes or 0)
 end

@@ -6,6 +6,7 @@ local signature = require "perilune.signature"
 local all_or_none = require("perilune.nn.ranks").all_or_none
 local parts_of = require "perilune.checkpoint.parts"
 local resize = require "perilune.checkpoint.resize"
+local maps = require "perilune.checkpoint.maps"
 local Checkpoint = require "perilune.checkpoint.reader"
 
 local M = {}
@@ -117,6 +118,7 @@ local function dicts_of(c, saved, list, a)
     local stored = c:stored(entry.name)
     parts_of.place(have(part), entry.as, stored:numel() <= SMALL and P.lasting(stored.tensor, stored, "cpu") or stored)
   end
+  for _, d in util.ordered(dicts) do maps.order_by_id(d.dict) end
   return dicts
 end
 

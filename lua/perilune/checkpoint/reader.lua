@@ -22,7 +22,8 @@ local _, _, _, wrap = P.handle("peri_checkpoint", {}, nil, "a checkpoint")
 local out, info = ffi.new "peri_checkpoint *[1]", ffi.new "peri_checkpoint_tensor"
 local place, region_out = ffi.new "peri_checkpoint_place", ffi.new "peri_checkpoint_region"
 
-local ROWS = "%rows/" -- names of lists of rows, which are no tensors of a program
+-- How names of the lists of an increment begin, which are no tensors of a program: of rows, and of evicted ids.
+local lists = { ["%rows/"] = true, ["%evicted/"] = true }
 
 local Checkpoint = util.class "Checkpoint"
 
@@ -64,7 +65,7 @@ function Checkpoint:names()
   for i = 1, self._count do
     check(C.peri_checkpoint_tensor_at(c, i - 1, info))
     local name = ffi.string(info.name)
-    if name:sub(1, #ROWS) ~= ROWS then list[#list + 1] = name end
+    if not lists[name:match "^%%%w+/"] then list[#list + 1] = name end
   end
   return list
 end

@@ -4,7 +4,8 @@
 -- 2. Rank 0 makes a folder, and every rank writes its pieces into files of its own there.
 -- 3. Rank 0 gets the parts of the manifest, and gives the folder its name. What one rank meets is an error on all, and no checkpoint.
 --
--- An increment has of tables that mark their rows (embed/changes.lua) those that changed since its parent, and everything else whole.
+-- An increment has of tables that mark their rows (embed/changes.lua) those that changed since its parent, of maps of raw ids the rows that
+-- differ from the parent's (maps.lua), and everything else whole.
 --
 -- With async = true the second step and the third go on behind the training: see async.lua.
 local ffi = require "ffi"
@@ -17,6 +18,7 @@ local together = parts_of.together
 local values = require "perilune.checkpoint.values"
 local changes = require "perilune.embed.changes"
 local tracker_of = require "perilune.checkpoint.tracker"
+local maps = require "perilune.checkpoint.maps"
 local Checkpoint = require "perilune.checkpoint.reader"
 local async = require "perilune.checkpoint.async"
 local C, check = P.C, P.check
@@ -36,8 +38,9 @@ local BLOCK_BYTES = 16 * 2 ^ 20 -- of rows that are read from a shard that is no
 local function numbers_text(list) return table.concat(list, ",") end
 
 --- A piece: { key = the same for pieces that are the same, name =, dtype =, shape =, offset =, size =, columns =, bytes =, and one of
---- tensor = (elements), shard = (of a ShardedTensor) }. Of an increment that has some rows of it only also source = (embed/changes.lua),
---- rows = which, from row 0 of the piece on, listed = how many.
+--- tensor = (elements), shard = (of a ShardedTensor) }. Of an increment that has some rows of it only also rows = which, from row 0 of the
+--- piece on, listed = how many, global = function() -> the same, counted in the whole tensor; and source = (embed/changes.lua), or, of a
+--- map of raw ids, picked = their numbers, evicted = ids (maps.lua).
 local function piece(name, dtype, shape, m, source)
   local p = { name = name, dtype = dtype, shape = shape, offset = m.shard_offsets, size = m.shard_sizes, columns = m.columns,
     bytes = tonumber(C.peri_dtype_size(C.peri_dtype_parse(dtype))) }
@@ -90,6 +93,7 @@ local function collect(parts, rank)
     local name = of_ranks and ("%s/ranks/#%d"):format(part.name, rank + 1) or part.name;
     (of_ranks and own or trees)[part.name] = parts_of.flatten(part.object:state_dict(), name, tensors)
     if part.module then extra[part.name] = parts_of.extra_of(part.object) end
+    maps.order_by_row(tensors)
     for _, t in ipairs(tensors) do
       -- What is trained is equal on all ranks; of a buffer, such as a running mean, each rank may have its own: the first one's is kept.
       local d = part.module and Tensor.is(t.tensor) and t.tensor:describe()
@@ -181,6 +185,7 @@ end
 
 --- The rows of an increment, block by block.
 local function put_listed(writer, p)
+  if p.picked then return check(C.peri_checkpoint_writer_put(writer, Tensor.ptr(p.picked))) end
   local step = math.max(1, math.floor(BLOCK_BYTES / math.max(1, p.bytes / math.max(1, p.listed))))
   for i = 0, p.listed - 1, step do
     local block = changes.read(p.source, p.rows:slice(1, i, math.min(i + step, p.listed)))
@@ -196,16 +201,22 @@ local function put(writer, p)
   else put_rows(writer, p) end
 end
 
---- The pieces, each list of rows in front of the first piece that has it: pieces of the same rows of a table share one.
+--- The pieces, each list of rows in front of the first piece that has it: pieces of the same rows of a table share one. A list of evicted
+--- ids has the numbers of the list of rows of its piece.
 local function with_lists(rank, pieces)
   local all, lists, n = {}, {}, 0
+  local function list_of(kind, length, tensor)
+    local name = ("%%%s/%d/%d"):format(kind, rank, n)
+    all[#all + 1] = piece(name, "i64", { length }, { shard_offsets = { 0 }, shard_sizes = { length } }, { tensor = tensor })
+    return all[#all]
+  end
   for _, p in ipairs(pieces) do
     if p.rows then
-      local key = ("%s %d %d"):format(changes.key(p.source), p.source.table, p.offset[1])
+      local key = p.source and ("%s %d %d"):format(changes.key(p.source), p.source.table, p.offset[1]) or p.key
       if not lists[key] then
-        local name = ("%%rows/%d/%d"):format(rank, n)
-        lists[key] = piece(name, "i64", { p.listed }, { shard_offsets = { 0 }, shard_sizes = { p.listed } }, { tensor = p.global() })
-        all[#all + 1], n = lists[key], n + 1
+        lists[key] = list_of("rows", p.listed, p.global())
+        if p.evicted then list_of("evicted", p.evicted:numel(), p.evicted) end
+        n = n + 1
       end
       p.list = lists[key]
     end
@@ -255,9 +266,9 @@ local arguments = {
 
 -- -- increments -----------------------------------------------------------------------------------------------------------------------
 
---- What an increment is one of: the parent, open, so that nobody removes it meanwhile.
-local function open_parent(func, path, a)
-  local parent = Checkpoint(a.increment_of, true)
+--- What an increment is one of: the parent, open, so that nobody removes it meanwhile. alone: without what it is an increment of itself.
+local function open_parent(func, path, a, alone)
+  local parent = Checkpoint(a.increment_of, alone)
   if parent:digest() == "" then P.fail(("%s: increment_of: '%s' is a safetensors file, wanted a checkpoint"):format(func, parent.path)) end
   local function folder_of(p) return p:gsub("/+$", ""):match "^(.*)/[^/]*$" or "." end
   if folder_of(path) ~= folder_of(a.increment_of) then
@@ -290,6 +301,7 @@ end
 local function leave_out(parent, tracker, pieces)
   local since = known_as(tracker, parent.path)
   for _, p in ipairs(pieces) do
+    if maps.is_state(p) and fits_parent(parent, p) then maps.leave_out(parent, p) end
     local rows = p.source and fits_parent(parent, p) and P.lasting(tracker_of.rows, tracker, since, p.source, 0)
     local listed = rows and rows:numel()
     if rows and listed < p.size[1] then
@@ -345,9 +357,10 @@ local function begin(s, given)
   local group, func, a = s.group, s.func, s.a
   local trees, own, extra, told, orders
   together(group, func, function()
-    s.parent = a.increment_of and open_parent(func, s.path, a)
-    local parts = parts_of.list(func, given)
+    local parts, any = parts_of.list(func, given), false
     s.pieces, trees, own, extra = collect(parts, s.rank)
+    for _, p in ipairs(s.pieces) do any = any or maps.is_state(p) end
+    s.parent = a.increment_of and open_parent(func, s.path, a, not any) -- maps are compared with all of it
     values.encode({ own, trees, extra, a.values }, func) -- an error now
     s.tracker = tracker_for(func, parts, a, s.parent)
     s.point = s.tracker and tracker_of.begin(s.tracker, sources_of(s.pieces))

@@ -35,6 +35,8 @@ typedef struct peri_checkpoint_region {
 
 /** Names of the tensors that list rows begin so; they are I64 [listed], ascending, counted in the whole tensor. */
 #define PERI_CHECKPOINT_ROWS "%rows/"
+/** Names of the lists of evicted ids of increments begin so (docs/checkpoints.md, Maps of raw ids): no tensors of a program either. */
+#define PERI_CHECKPOINT_EVICTED "%evicted/"
 
 /** A checkpoint that was opened: its manifest in memory. */
 typedef struct peri_checkpoint peri_checkpoint;

@@ -1,0 +1,265 @@
+-- maps.lua: what checkpoints have of maps of raw ids (managed collision).
+--
+-- A map is one number a row in each of its states: the id, and for MCH also the row, the count and the last step. A state_dict has those of
+-- MCH in the order of ids, as TorchRec does; one id that is learned then moves the numbers of all greater ones. So a checkpoint has them in
+-- the order of rows, where an id keeps its place as long as it keeps its row:
+--
+--     state_dict   _mch_sorted_raw_ids        3   8   9   (free)       checkpoint     9   3   (free)   8
+--                  _mch_remapped_ids_mapping  1   3   0   2                           0   1   2        3
+--
+-- Loading sorts them again. An increment has the rows in which a state differs from the parent's, found by comparing, and the ids that the
+-- parent's map had and this one has not.
+local ffi = require "ffi"
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local Tensor = require "perilune.tensor"
+local ShardedTensor = require("perilune.tensor.sharded").ShardedTensor
+local StoredTensor = require "perilune.tensor.stored"
+
+local M = {}
+
+local BLOCK = 65536 -- rows that are compared at once
+local IDS, MAPPING, SEGMENTS = "_mch_sorted_raw_ids", "_mch_remapped_ids_mapping", "_output_segments_tensor"
+local by_row = util.index_of { IDS, MAPPING, "_mch_counts", "_mch_last_access_iter" }
+local compared = util.index_of { IDS, MAPPING, "_mch_counts", "_mch_last_access_iter", "_hash_zch_identities", "_hash_zch_metadata" }
+local free_of = { [IDS] = 9223372036854775807LL, _hash_zch_identities = -1LL } -- states with ids: the id of a row that is free
+local longs, ints = ffi.typeof "int64_t[?]", ffi.typeof "int32_t[?]"
+
+--- The last component of a tensor's name, which says which state of a map it is, and what is before it.
+local function split(name)
+  local before, state = name:match "^(.*[./])(_[%w_]+)$"
+  return state, before
+end
+
+-- -- sorting --------------------------------------------------------------------------------------------------------------------------
+
+--- One pass of sort: runs of `width` numbers become runs twice as long.
+local function merge_runs(from, from_at, to, to_at, n, width)
+  for low = 0, n - 1, 2 * width do
+    local middle, high = math.min(low + width, n), math.min(low + 2 * width, n)
+    local i, j = low, middle
+    for k = low, high - 1 do
+      if i < middle and (j >= high or from[i] <= from[j]) then
+        to[k], to_at[k] = from[i], from_at[i]
+        i = i + 1
+      else
+        to[k], to_at[k] = from[j], from_at[j]
+        j = j + 1
+      end
+    end
+  end
+end
+
+--- Where the numbers (from 0, at[k] for the k-th) stand when they are sorted; equal ones keep their order. Returns the sorted numbers, too.
+local function sort(numbers, n)
+  local from, from_at, to, to_at = longs(math.max(n, 1)), ints(math.max(n, 1)), longs(math.max(n, 1)), ints(math.max(n, 1))
+  ffi.copy(from, numbers, 8 * n)
+  for i = 0, n - 1 do from_at[i] = i end
+  local width = 1
+  while width < n do
+    merge_runs(from, from_at, to, to_at, n, width)
+    from, from_at, to, to_at, width = to, to_at, from, from_at, 2 * width
+  end
+  return from_at, from
+end
+
+--- A list of int64_t that grows.
+local List = util.class "List"
+function List:init() self.n, self.room, self.memory = 0, 64, longs(64) end
+function List:add(x)
+  if self.n == self.room then
+    local more = longs(2 * self.room)
+    ffi.copy(more, self.memory, 8 * self.n)
+    self.memory, self.room = more, 2 * self.room
+  end
+  self.memory[self.n], self.n = x, self.n + 1
+end
+function List:tensor(by, dtype)
+  local copy = longs(math.max(self.n, 1))
+  for i = 0, self.n - 1 do copy[i] = self.memory[i] + by end
+  return P.lasting(function() return Tensor.from_memory(ffi.cast("const int64_t *", copy), { self.n }, "i64", "cpu"):to(dtype or "i64") end)
+end
+
+-- -- saving: in the order of rows -----------------------------------------------------------------------------------------------------
+
+--- A copy of a shard of a map's state in the host's memory.
+local function copy_of(shard, dtype)
+  if shard.tensor then return shard.tensor:detach():to(nil, "cpu") end
+  local copy = Tensor.empty(shard.metadata.shard_sizes, dtype, "cpu")
+  shard.read(0, copy)
+  return copy
+end
+
+--- The shard of a state of MCH with its numbers in the order of rows. mapping: the shard with their rows, which are as many in a row.
+local function shard_by_row(shard, mapping)
+  local kept -- all of it, from when row 0 is read until the last row is
+  local function read(row, result)
+    if row == 0 or not kept then
+      P.scope(function()
+        local rows, n = copy_of(mapping, "i64"):read()
+        local numbers = copy_of(shard, "i64"):read()
+        local first = n > 0 and rows[0] or 0
+        for k = 1, n - 1 do
+          if rows[k] < first then first = rows[k] end
+        end
+        kept = longs(math.max(n, 1))
+        for k = 0, n - 1 do kept[rows[k] - first] = numbers[k] end
+      end)
+    end
+    local n = result:size(1)
+    P.scope(function() result:copy(Tensor.from_memory(ffi.cast("const int64_t *", kept + row), { n }, "i64", "cpu")) end)
+    if row + n >= shard.metadata.shard_sizes[1] then kept = nil end
+  end
+  return { metadata = shard.metadata, read = read }
+end
+
+--- Of a part's tensors, { name =, tensor = }, those of maps of MCH: in the order of rows. Copies that are whole stay as they are.
+function M.order_by_row(tensors)
+  local mappings = {}
+  for _, t in ipairs(tensors) do
+    local state, before = split(t.name)
+    if state == MAPPING and ShardedTensor.is(t.tensor) then mappings[before] = t.tensor end
+  end
+  for _, t in ipairs(tensors) do
+    local state, before = split(t.name)
+    local mapping, x = by_row[state] and mappings[before], t.tensor
+    if mapping and ShardedTensor.is(x) and #x:local_shards() == #mapping:local_shards() then
+      local metadata = x:metadata()
+      local shards = util.map(x:local_shards(), function(shard, i) return shard_by_row(shard, mapping:local_shards()[i]) end)
+      t.tensor = ShardedTensor { size = metadata.size, dtype = metadata.dtype, shards_metadata = metadata.shards_metadata,
+        local_shards = shards, group = x._group, device = "cpu" }
+    end
+  end
+end
+
+-- -- saving: what changed ---------------------------------------------------------------------------------------------------------------
+
+--- Whether a piece (save.lua) is of a map's states: an increment has the rows of it that differ.
+function M.is_state(p) return p.shard ~= nil and not p.source and compared[split(p.name)] ~= nil end
+
+--- The numbers of `before` that `after` has not (Lists), as a list in ascending order.
+local function missing(before, after)
+  local _, old = sort(before.memory, before.n)
+  local _, new = sort(after.memory, after.n)
+  local list, k = List(), 0
+  for i = 0, before.n - 1 do
+    while k < after.n and new[k] < old[i] do k = k + 1 end
+    if k == after.n or new[k] ~= old[i] then list:add(old[i]) end
+  end
+  return list
+end
+
+--- Leave the rows of a piece out that are as the open parent has them: sets rows, listed, global as for tables, picked = the numbers of
+--- these rows, and, of ids, evicted = those that the parent's rows had and no row has now (nil: none).
+function M.leave_out(parent, p)
+  local rows, numbers, before, after = List(), List(), List(), List()
+  local free, n = free_of[split(p.name)], p.size[1]
+  for row = 0, n - 1, BLOCK do
+    P.scope(function()
+      local size, offset = util.copy(p.size), util.copy(p.offset)
+      size[1], offset[1] = math.min(BLOCK, n - row), offset[1] + row
+      local block = Tensor.empty(size, p.dtype, "cpu")
+      p.shard.read(row, block)
+      local now, count = block:read()
+      local old = parent:read(p.name, { offset = offset, size = size }):read()
+      for k = 0, count - 1 do
+        if now[k] ~= old[k] then
+          rows:add(row + k)
+          numbers:add(now[k])
+          if free and old[k] ~= free then before:add(old[k]) end
+          if free and now[k] ~= free then after:add(now[k]) end
+        end
+      end
+    end)
+  end
+  local shape = util.copy(p.size)
+  shape[1] = rows.n
+  p.bytes, p.rows, p.listed = p.bytes / math.max(n, 1) * rows.n, rows:tensor(0), rows.n
+  p.picked = P.lasting(function() return numbers:tensor(0, p.dtype):reshape(shape) end)
+  p.global = function() return rows:tensor(p.offset[1]) end
+  local evicted = missing(before, after)
+  p.evicted = evicted.n > 0 and evicted:tensor(0) or nil
+end
+
+-- -- loading: in the order of ids ---------------------------------------------------------------------------------------------------------
+
+--- The numbers of a stored state of rows [first, past) of its table: int64_t *.
+local function numbers_of(stored, first, past)
+  local numbers
+  P.scope(function()
+    local size, offset = stored:size(), util.map(stored:size(), function() return 0 end)
+    size[1], offset[1] = past - first, first
+    local t = Tensor.empty(size, "i64", "cpu")
+    stored:read(offset, t)
+    numbers = t:read()
+  end)
+  return numbers
+end
+
+--- The states of one map of MCH, in whatever order, in the order of ids, which maps take. segments: rows where buckets begin, and the end.
+local function sorted_states(states, segments)
+  local orders, kept = {}, {} -- by bucket: places in the order of ids; and one bucket of a state
+  local function bucket_of(name, b)
+    if kept.name ~= name or kept.bucket ~= b then
+      local first, past = segments[b], segments[b + 1]
+      orders[b] = orders[b] or sort(numbers_of(states[IDS], first, past), past - first)
+      local from, to = numbers_of(states[name], first, past), longs(math.max(past - first, 1))
+      for k = 0, past - first - 1 do to[k] = from[orders[b][k]] end
+      kept = { name = name, bucket = b, numbers = to }
+    end
+    return kept.numbers
+  end
+  local sorted = {}
+  for name, stored in util.ordered(states) do
+    sorted[name] = StoredTensor { size = stored:size(), dtype = stored:dtype(), read = function(region, tensor)
+      local first, n = region.offset[1], region.size[1]
+      local numbers = longs(math.max(n, 1))
+      for b = 1, #segments - 1 do
+        local from, past = math.max(first, segments[b]), math.min(first + n, segments[b + 1])
+        if from < past then ffi.copy(numbers + (from - first), bucket_of(name, b) + (from - segments[b]), 8 * (past - from)) end
+      end
+      P.scope(function()
+        tensor:copy(Tensor.from_memory(ffi.cast("const int64_t *", numbers), { n }, "i64", "cpu"):reshape(region.size))
+      end)
+    end }
+  end
+  return sorted
+end
+
+--- Rows where buckets begin, of a map of `rows` rows; nil: they are not what a map has, which is an error of its own.
+local function segments_of(stored, rows)
+  local list
+  if not stored then return nil end
+  P.scope(function()
+    local memory, n = (Tensor.is(stored) and stored or stored:tensor "cpu"):to("i64"):read()
+    list = {}
+    for k = 0, n - 1 do
+      local row = tonumber(memory[k])
+      if row < 0 then break end
+      if row > rows or k > 0 and row <= list[k] or k == 0 and row ~= 0 then list = nil return end
+      list[k + 1] = row
+    end
+    if list[#list] ~= rows then list = nil end
+  end)
+  return list
+end
+
+--- Bring the maps of MCH of a dict (name -> StoredTensor) into the order of ids.
+function M.order_by_id(dict)
+  local found = {}
+  for key, value in util.ordered(dict) do
+    local before = type(key) == "string" and StoredTensor.is(value) and key:sub(-#IDS) == IDS and key:sub(1, -#IDS - 1)
+    if before then found[#found + 1] = before end
+  end
+  for _, before in ipairs(found) do
+    local states, rows = {}, dict[before .. IDS]:size(1)
+    for name in util.ordered(by_row) do
+      local x = dict[before .. name]
+      if StoredTensor.is(x) and x:size(1) == rows then states[name] = x end
+    end
+    local segments = segments_of(dict[before .. SEGMENTS], rows)
+    for name, x in util.ordered(segments and sorted_states(states, segments) or {}) do dict[before .. name] = x end
+  end
+end
+
+return M
