@@ -213,6 +213,28 @@ describe("a map of raw ids", function()
   end)
 end)
 
+describe("an increment of what was loaded", function()
+  it("under other names has all rows of the tables that change places", function()
+    local function made()
+      local function config(name)
+        return peri.EmbeddingBagConfig { name = name, num_embeddings = 20, embedding_dim = 4, feature_names = { name } }
+      end
+      local m = nn.Module:extend "Two"()
+      m.x = peri.EmbeddingBagCollection { seed = 1, tables = { config "t" } }
+      m.y = peri.EmbeddingBagCollection { seed = 2, tables = { config "t" } }
+      return m
+    end
+    local function all(m) return text(peri.shard.gather_state_dict(m:state_dict())) end
+    local m, q, r = made(), made(), made()
+    save("swapped-0", { model = m })
+    load("swapped-0", { model = q }, { increments = true, rename = { ["model/x."] = "model/y.", ["model/y."] = "model/x." } })
+    assert.is_false(all(m) == all(q))
+    save("swapped-1", { model = q }, { increment_of = folder .. "/swapped-0" })
+    load("swapped-1", { model = r })
+    same(all(q), all(r))
+  end)
+end)
+
 describe("an increment", function()
   local p
   setup(function()

@@ -130,6 +130,23 @@ describe("a table of raw ids of another size", function()
     end)
   end
 
+  for _, kind in ipairs { "LFU", "hash" } do
+    it("of other buckets, and an increment of what was loaded has the rows that lie elsewhere now: " .. kind, function()
+      for _, o in ipairs { { rows = 36, buckets = 3 }, { rows = 36, buckets = 6 }, { rows = 48, buckets = 6 } } do
+        o.module = kinds[kind]
+        local base = ("%s/increment-%s-%d-%d"):format(folder, kind, o.rows, o.buckets)
+        local first, p = build(nil, { rows = 36, buckets = 6, module = kinds[kind] }), build(nil, o)
+        train(first, 1, 12)
+        peri.checkpoint.save(base .. "-0", { model = first })
+        peri.checkpoint.load(base .. "-0", { model = p }, { increments = true })
+        train(p, 13, 13)
+        peri.checkpoint.save(base .. "-1", { model = p }, { increment_of = base .. "-0" })
+        peri.checkpoint.save(base .. "-full", { model = p })
+        assert.same(ids_of(base .. "-full"), ids_of(base .. "-1"))
+      end
+    end)
+  end
+
   it("says how many ids did not fit", function()
     local out = shell.run(("%s run -n 1 %s"):format(shell.perilune, shell.write(folder .. "/says.lua", ([[
 local peri = require "perilune"

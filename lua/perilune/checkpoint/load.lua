@@ -116,10 +116,21 @@ local function dicts_of(c, saved, list, a)
   for _, entry in ipairs(list) do
     local part = entry.as:match "^([^/]*)/" or ""
     local stored = c:stored(entry.name)
-    parts_of.place(have(part), entry.as, stored:numel() <= SMALL and P.lasting(stored.tensor, stored, "cpu") or stored)
+    entry.value = stored:numel() <= SMALL and P.lasting(stored.tensor, stored, "cpu") or stored
+    parts_of.place(have(part), entry.as, entry.value)
   end
   for _, d in util.ordered(dicts) do maps.order_by_id(d.dict) end
   return dicts
+end
+
+--- Names of what is loaded as the checkpoint has it, under its own name: neither renamed, nor made to fit (resize.lua). A set.
+local function as_it_is(list, dicts)
+  local set = {}
+  for _, entry in ipairs(list) do
+    local d = dicts[entry.as:match "^([^/]*)/" or ""]
+    set[entry.as] = entry.name == entry.as and rawequal(parts_of.at(d.dict, entry.as), entry.value) or nil
+  end
+  return set
 end
 
 -- -- loading --------------------------------------------------------------------------------------------------------------------------
@@ -194,7 +205,7 @@ local arguments = {
 
 --- Load from an open checkpoint.
 local function load_from(c, func, given, a, group, met)
-  local parts, dicts, partial, saved, said
+  local parts, dicts, partial, saved, said, kept
   together(group, func, met, function()
     local list
     parts, saved = parts_of.list(func, given), c:values()
@@ -202,6 +213,7 @@ local function load_from(c, func, given, a, group, met)
     dicts = dicts_of(c, saved, list, a)
     partial = partial or a.only ~= nil or a.except ~= nil
     said = resize.fit(parts, dicts)
+    kept = a.increments and as_it_is(list, dicts)
     if partial and a.increments then
       P.fail(func .. ": increments = true with a part of a checkpoint: what is loaded is no state that increments could begin with")
     end
@@ -219,7 +231,7 @@ local function load_from(c, func, given, a, group, met)
     end
     all_or_none(group and { group } or {}, func, not ok and err or nil)
   end
-  if a.increments then together(group, func, met, function() require("perilune.checkpoint.save").mark(parts, c:digest()) end) end
+  if a.increments then together(group, func, met, function() require("perilune.checkpoint.save").mark(parts, c:digest(), kept) end) end
   return saved.values
 end
 

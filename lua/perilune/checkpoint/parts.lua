@@ -206,4 +206,12 @@ function M.place(rest, name, tensor)
   rest[keys[#keys]] = tensor
 end
 
+--- What is at the place of such a name; nil: there is none.
+function M.at(rest, name)
+  for text in (name:match "^[^/]*/(.*)$" .. "/"):gmatch "([^/]*)/" do
+    rest = type(rest) == "table" and rest[key_of(text)]
+  end
+  return rest
+end
+
 return M

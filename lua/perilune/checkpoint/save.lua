@@ -410,12 +410,18 @@ local function settle(s, digest)
   s.held, s.point, s.parent = nil, nil, nil
 end
 
---- The parts have been loaded from checkpoint `digest` as a whole: mark the rows that change from now on.
-function M.mark(parts, digest)
+--- The parts have been loaded from checkpoint `digest` as a whole: mark the rows that change from now on. as_is: names of the tensors that
+--- are as the checkpoint has them; rows of others count as changed.
+function M.mark(parts, digest, as_is)
   for _, part in ipairs(parts) do
     if part.module then
       local tracker = tracker_of.of(part.object, true)
-      tracker_of.settle(tracker, tracker_of.begin(tracker, sources_of((collect(parts, 0)))), digest)
+      local pieces = collect(parts, 0)
+      local point = tracker_of.begin(tracker, sources_of(pieces))
+      for _, p in ipairs(pieces) do
+        if p.source and not as_is[p.name] then tracker_of.forget(point, p.source) end
+      end
+      tracker_of.settle(tracker, point, digest)
       return
     end
   end

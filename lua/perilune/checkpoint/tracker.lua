@@ -21,9 +21,6 @@ function M.of(model, make)
   return trackers[model]
 end
 
---- Nothing is known of a model any more.
-function M.forget(model) trackers[model] = nil end
-
 --- The place of a checkpoint's point; nil: there is none.
 local function index_of(tracker, digest)
   for i, point in ipairs(tracker.points) do
@@ -59,6 +56,9 @@ function M.begin(tracker, sources)
   table.insert(tracker.points, 1, point)
   return point
 end
+
+--- The point does not know the rows of a source: all count as changed.
+function M.forget(point, source) point.bits[changes.key(source)] = nil end
 
 --- The save has become the checkpoint `digest`; nil: it failed.
 function M.settle(tracker, point, digest)
