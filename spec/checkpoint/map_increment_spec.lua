@@ -15,8 +15,8 @@ local BASE = "mc._managed_collision_collection._managed_collision_modules."
 local ROWS = 96
 
 local modules = {
-  mch = function(rows) return peri.MCHManagedCollisionModule { zch_size = rows, buckets = 6, eviction_interval = 2, device = "cpu",
-    eviction_policy = embed.DistanceLFU_EvictionPolicy { decay_exponent = 1 } } end,
+  mch = function(rows, buckets) return peri.MCHManagedCollisionModule { zch_size = rows, buckets = buckets or 6, device = "cpu",
+    eviction_interval = 2, eviction_policy = embed.DistanceLFU_EvictionPolicy { decay_exponent = 1 } } end,
   lru = function(rows) return peri.MCHManagedCollisionModule { zch_size = rows, buckets = 4, eviction_interval = 1, device = "cpu",
     eviction_policy = embed.LRU_EvictionPolicy {} } end,
   ttl = function(rows) return peri.HashZchManagedCollisionModule { zch_size = rows, total_num_buckets = 4, max_probe = 8,
@@ -25,10 +25,10 @@ local modules = {
 }
 
 local Net = nn.Module:extend "Net"
-function Net:init(rows)
+function Net:init(rows, buckets)
   local tables, made = {}, {}
   for name, make in peri.util.ordered(modules) do
-    made[name] = make(rows)
+    made[name] = make(rows, buckets)
     tables[#tables + 1] = peri.EmbeddingBagConfig { name = name, num_embeddings = rows, embedding_dim = 4,
       feature_names = { "f_" .. name } }
   end
@@ -39,8 +39,8 @@ function Net:init(rows)
 end
 function Net:forward(kjt) return (self.mc(kjt):values():sum()) end
 
-local function build(world, rows)
-  local net, entries = Net(rows or ROWS), {}
+local function build(world, rows, buckets)
+  local net, entries = Net(rows or ROWS, buckets), {}
   if not world then return net end
   for name in pairs(modules) do entries[name] = plan.row_wise() end
   return peri.DistributedModelParallel { module = net, group = world, plan = { mc = entries } }
@@ -217,6 +217,8 @@ describe("increments of maps that learn and evict at random", function()
         assert.is_true((rank or 0) > 0 or evicted > 20, "the sequence evicts")
       end
       if ranks == 0 then run() else sim.run(ranks, run) end
+      local said = shell.run(("%s/perilune checkpoint show %s/r%d-6"):format(os.getenv "PERI_BUILD" or "build", folder, ranks))
+      assert.truthy(said:find("_mch_sorted_raw_ids  *i64 *96 *%d+ *%d+ changed, %d+ ids evicted"), said)
       -- The chain loads, and its full checkpoint too, on any number of ranks.
       local known = {}
       for k = 0, 6 do follow(known, ("%s/r%d-%d"):format(folder, ranks, k)) end
@@ -281,5 +283,16 @@ describe("increments of maps that learn and evict at random", function()
     local q = build(nil, 2 * ROWS)
     peri.checkpoint.load(folder .. "/third", { model = q })
     assert.same(maps_of(larger), maps_of(q))
+    -- In other buckets, over ranks, ids go from what one rank has to what the other has.
+    sim.run(2, function(rank, world)
+      local p = build(world, nil, 4)
+      peri.checkpoint.load(folder .. "/second", { model = p }, { group = world, increments = true })
+      save("fourth", p, { group = world, increment_of = folder .. "/second" })
+      local maps, moved = maps_of(p), {}
+      if rank > 0 then return end
+      for _, name in ipairs { "first", "second", "fourth" } do follow(moved, folder .. "/" .. name) end
+      assert.same(maps, moved)
+      assert.are_not.same(maps.mch.row_of, known.mch.row_of)
+    end)
   end)
 end)

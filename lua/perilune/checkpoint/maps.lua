@@ -90,20 +90,32 @@ local function copy_of(shard, dtype)
   return copy
 end
 
---- The shard of a state of MCH with its numbers in the order of rows. mapping: the shard with their rows, which are as many in a row.
-local function shard_by_row(shard, mapping)
+--- Where in the order of rows each number of the states of a map stands, from 0 on: int64_t *. mapping: the shard with their rows, which
+--- are as many in a row. last: { mapping =, places = } of the map that was asked for last: its states are read one after the other.
+local function places_of(mapping, last)
+  if last.mapping == mapping then return last.places end
+  P.scope(function()
+    local places, n = copy_of(mapping, "i64"):read()
+    local first = n > 0 and places[0] or 0LL
+    for k = 1, n - 1 do
+      if places[k] < first then first = places[k] end
+    end
+    for k = 0, n - 1 do places[k] = places[k] - first end
+    last.mapping, last.places = mapping, places
+  end)
+  return last.places
+end
+
+--- The shard of a state of MCH with its numbers in the order of rows.
+local function shard_by_row(shard, mapping, last)
   local kept -- all of it, from when row 0 is read until the last row is
   local function read(row, result)
     if row == 0 or not kept then
       P.scope(function()
-        local rows, n = copy_of(mapping, "i64"):read()
-        local numbers = copy_of(shard, "i64"):read()
-        local first = n > 0 and rows[0] or 0
-        for k = 1, n - 1 do
-          if rows[k] < first then first = rows[k] end
-        end
+        local places = places_of(mapping, last)
+        local numbers, n = copy_of(shard, "i64"):read()
         kept = longs(math.max(n, 1))
-        for k = 0, n - 1 do kept[rows[k] - first] = numbers[k] end
+        for k = 0, n - 1 do kept[places[k]] = numbers[k] end
       end)
     end
     local n = result:size(1)
@@ -113,9 +125,10 @@ local function shard_by_row(shard, mapping)
   return { metadata = shard.metadata, read = read }
 end
 
---- Of a part's tensors, { name =, tensor = }, those of maps of MCH: in the order of rows. Copies that are whole stay as they are.
+--- Bring those of a part's tensors, { name =, tensor = }, that are of maps of MCH into the order of rows. They are for one save: maps do
+--- not change until it has read them. Copies that are whole stay as they are.
 function M.order_by_row(tensors)
-  local mappings = {}
+  local mappings, last = {}, {}
   for _, t in ipairs(tensors) do
     local state, before = split(t.name)
     if state == MAPPING and ShardedTensor.is(t.tensor) then mappings[before] = t.tensor end
@@ -125,7 +138,7 @@ function M.order_by_row(tensors)
     local mapping, x = by_row[state] and mappings[before], t.tensor
     if mapping and ShardedTensor.is(x) and #x:local_shards() == #mapping:local_shards() then
       local metadata = x:metadata()
-      local shards = util.map(x:local_shards(), function(shard, i) return shard_by_row(shard, mapping:local_shards()[i]) end)
+      local shards = util.map(x:local_shards(), function(shard, i) return shard_by_row(shard, mapping:local_shards()[i], last) end)
       t.tensor = ShardedTensor { size = metadata.size, dtype = metadata.dtype, shards_metadata = metadata.shards_metadata,
         local_shards = shards, group = x._group, device = "cpu" }
     end

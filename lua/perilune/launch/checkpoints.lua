@@ -61,13 +61,15 @@ function actions.ls(paths)
   return 0
 end
 
---- Which rows an increment has of a tensor.
-local function rows_text(t)
-  local rows, some = 0, false
+--- Which rows an increment has of a tensor, and how many ids it lists as evicted.
+local function rows_text(c, t)
+  local rows, some, evicted = 0, false, 0
   for _, piece in ipairs(t.pieces) do
+    local ids = piece.rows and piece.rows:gsub("^%%rows", "%%evicted")
     rows, some = rows + (piece.listed or piece.size[1] or 0), some or piece.listed ~= nil
+    if ids and c:has(ids) then evicted = evicted + c:tensor(ids).shape[1] end
   end
-  return some and ("%d changed"):format(rows) or "all"
+  return (some and ("%d changed"):format(rows) or "all") .. (evicted > 0 and (", %d ids evicted"):format(evicted) or "")
 end
 
 function actions.show(paths)
@@ -81,7 +83,7 @@ function actions.show(paths)
   local rows = { { "tensor", "dtype", "shape", "pieces", c:parent() and "rows" or nil } }
   for _, name in ipairs(c:names()) do
     local t = c:tensor(name)
-    rows[#rows + 1] = { name, t.dtype, table.concat(t.shape, " x "), tostring(#t.pieces), c:parent() and rows_text(t) or nil }
+    rows[#rows + 1] = { name, t.dtype, table.concat(t.shape, " x "), tostring(#t.pieces), c:parent() and rows_text(c, t) or nil }
   end
   print_table(rows)
   print("values  " .. require("perilune.plan.text").encode(c:values().values or {}, {}, 0))
