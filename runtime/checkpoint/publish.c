@@ -64,8 +64,11 @@ static peri_status replaceable(const char *path, bool replace, const peri_checkp
     PERI_TRY(peri__path_join(path, PERI__MANIFEST, manifest));
     if (S_ISDIR(s.st_mode) && lstat(manifest, &s) == 0) {
         PERI_TRY(peri__checkpoint_child(path, child));
-        const bool stands = facts->same_as && peri_checkpoint_identify(path, &old) >= 0 && strcmp(old.digest, facts->same_as) == 0;
-        if (!*child || stands) return PERI_OK;
+        const bool known = (facts->same_as || facts->parent) && peri_checkpoint_identify(path, &old) >= 0;
+        if (known && facts->parent && strcmp(old.digest, facts->parent) == 0)
+            return peri__fail(PERI_EINVAL, "checkpoint: '%.300s' is not replaced: what is saved is an increment of it; take another name",
+                              path);
+        if (!*child || (known && facts->same_as && strcmp(old.digest, facts->same_as) == 0)) return PERI_OK;
         return peri__fail(PERI_EINVAL, "checkpoint: '%.200s' is not replaced: '%.200s' is an increment of it; take another name", path,
                           child);
     }

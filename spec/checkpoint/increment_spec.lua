@@ -290,6 +290,23 @@ describe("an increment", function()
     peri.checkpoint.remove(at .. "/own-0")
   end)
 
+  it("does not take the place of what it is an increment of", function()
+    local q, at = build(), folder .. "/place"
+    train(q, 1, 2)
+    local want = state(q)
+    save("place", q, { increments = true })
+    train(q, 3, 3)
+    for _, as in ipairs { false, true } do
+      local function try()
+        local handle = save("place", q, { replace = true, increment_of = at, async = as })
+        if as then handle:wait() end
+      end
+      assert.error_matches(try, "place' is not replaced: what is saved is an increment of it; take another name")
+    end
+    load("place", q)
+    same(want, state(q))
+  end)
+
   it("of what is not marked is refused with what to do", function()
     save("plain", build())
     assert.error_matches(function() save("more", p, { increment_of = folder .. "/plain" }) end,
