@@ -259,6 +259,31 @@ describe("increments of maps that learn and evict at random", function()
     end
   end)
 
+  it("stand on maps of which no flipped bit is loaded", function()
+    local model, draw = build(), random(9)
+    for i = 1, 3 do step(model, draw, i, 8) end
+    save("sound", model)
+    local c, n = peri.checkpoint.open(folder .. "/sound"), 0
+    for _, name in ipairs(c:names()) do
+      local piece = by_row[name:match "[^.]*$"] and c:tensor(name).pieces[1]
+      if piece then
+        shell.run(("rm -rf %s/flipped; cp -r %s/sound %s/flipped"):format(folder, folder, folder))
+        local file = assert(io.open(("%s/flipped/%s"):format(folder, piece.file), "r+b"))
+        file:seek("set", piece.begin + piece.bytes - 8)
+        local byte = file:read(1):byte()
+        file:seek("set", piece.begin + piece.bytes - 8)
+        file:write(string.char(bit.bxor(byte, 1)))
+        file:close()
+        local ok, err = pcall(peri.checkpoint.load, folder .. "/flipped", { model = build() })
+        assert.is_false(ok, name)
+        assert.truthy(tostring(err):find(name, 1, true), tostring(err))
+        n = n + 1
+      end
+    end
+    c:close()
+    assert.equal(4 + 3 + 2 + 1, n) -- states of mch, lru, ttl and grow
+  end)
+
   it("that begin with what was loaded, or whose map a load of a part wrote, are no less exact", function()
     local model, other, draw, known = build(), build(), random(5), {}
     for i = 1, 3 do step(model, draw, i, 8) end

@@ -23,7 +23,7 @@ local IDS, MAPPING, SEGMENTS = "_mch_sorted_raw_ids", "_mch_remapped_ids_mapping
 local by_row = util.index_of { IDS, MAPPING, "_mch_counts", "_mch_last_access_iter" }
 local compared = util.index_of { IDS, MAPPING, "_mch_counts", "_mch_last_access_iter", "_hash_zch_identities", "_hash_zch_metadata" }
 local free_of = { [IDS] = 9223372036854775807LL, _hash_zch_identities = -1LL } -- states with ids: the id of a row that is free
-local longs, ints = ffi.typeof "int64_t[?]", ffi.typeof "int32_t[?]"
+local longs, ints = ffi.typeof "int64_t[?]", ffi.typeof "uint32_t[?]"
 
 --- The last component of a tensor's name, which says which state of a map it is, and what is before it.
 local function split(name)
@@ -211,28 +211,38 @@ end
 
 --- The states of one map of MCH, in whatever order, in the order of ids, which maps take. segments: rows where buckets begin, and the end.
 local function sorted_states(states, segments)
-  local orders, kept = {}, {} -- by bucket: places in the order of ids; and one bucket of a state
-  local function bucket_of(name, b)
-    if kept.name ~= name or kept.bucket ~= b then
-      local first, past = segments[b], segments[b + 1]
-      orders[b] = orders[b] or sort(numbers_of(states[IDS], first, past), past - first)
-      local from, to = numbers_of(states[name], first, past), longs(math.max(past - first, 1))
-      for k = 0, past - first - 1 do to[k] = from[orders[b][k]] end
-      kept = { name = name, bucket = b, numbers = to }
+  local orders, kept = {}, { first = 0, past = 0 } -- by bucket: places in the order of ids; and some buckets of one state
+  --- A state's rows [first, past) lie in buckets [from, to]: these buckets, sorted. They are read at once, so that what is whole in a file
+  --- is compared with its checksum.
+  local function buckets_of(name, first, past)
+    if kept.name == name and kept.first <= first and past <= kept.past then return kept end
+    local from, to, ids = 1, #segments - 1, nil
+    while segments[from + 1] <= first do from = from + 1 end
+    while segments[to] >= past do to = to - 1 end
+    local low, high = segments[from], segments[to + 1]
+    local numbers = numbers_of(states[name], low, high)
+    local sorted = longs(high - low)
+    for b = from, to do
+      local base, n = segments[b] - low, segments[b + 1] - segments[b]
+      if not orders[b] then
+        ids = ids or numbers_of(states[IDS], low, high)
+        orders[b] = sort(ids + base, n)
+      end
+      local order = orders[b]
+      for k = 0, n - 1 do sorted[base + k] = numbers[base + order[k]] end
     end
-    return kept.numbers
+    kept = { name = name, first = low, past = high, numbers = sorted }
+    return kept
   end
   local sorted = {}
   for name, stored in util.ordered(states) do
     sorted[name] = StoredTensor { size = stored:size(), dtype = stored:dtype(), read = function(region, tensor)
       local first, n = region.offset[1], region.size[1]
-      local numbers = longs(math.max(n, 1))
-      for b = 1, #segments - 1 do
-        local from, past = math.max(first, segments[b]), math.min(first + n, segments[b + 1])
-        if from < past then ffi.copy(numbers + (from - first), bucket_of(name, b) + (from - segments[b]), 8 * (past - from)) end
-      end
+      if n == 0 then return end
+      local from = buckets_of(name, first, first + n)
       P.scope(function()
-        tensor:copy(Tensor.from_memory(ffi.cast("const int64_t *", numbers), { n }, "i64", "cpu"):reshape(region.size))
+        local numbers = ffi.cast("const int64_t *", from.numbers + (first - from.first))
+        tensor:copy(Tensor.from_memory(numbers, { n }, "i64", "cpu"):reshape(region.size))
       end)
     end }
   end
