@@ -15,6 +15,7 @@ local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local ShardedTensor = require("perilune.tensor.sharded").ShardedTensor
 local StoredTensor = require "perilune.tensor.stored"
+local C, check = P.C, P.check
 
 local M = {}
 
@@ -23,12 +24,24 @@ local IDS, MAPPING, SEGMENTS = "_mch_sorted_raw_ids", "_mch_remapped_ids_mapping
 local by_row = util.index_of { IDS, MAPPING, "_mch_counts", "_mch_last_access_iter" }
 local compared = util.index_of { IDS, MAPPING, "_mch_counts", "_mch_last_access_iter", "_hash_zch_identities", "_hash_zch_metadata" }
 local free_of = { [IDS] = 9223372036854775807LL, _hash_zch_identities = -1LL } -- states with ids: the id of a row that is free
-local longs, ints = ffi.typeof "int64_t[?]", ffi.typeof "uint32_t[?]"
+local data_out = ffi.new "void *[1]"
 
 --- The last component of a tensor's name, which says which state of a map it is, and what is before it.
 local function split(name)
   local before, state = name:match "^(.*[./])(_[%w_]+)$"
   return state, before
+end
+
+--- The numbers of an i64 tensor in the host's memory, int64_t *, as long as it lives. (Arrays of LuaJIT end at 2 GiB.)
+local function numbers_in(t)
+  check(C.peri_tensor_data(Tensor.ptr(t), data_out))
+  return ffi.cast("int64_t *", data_out[0])
+end
+
+--- A new tensor of n numbers (i64), and them.
+local function room_for(n)
+  local t = P.lasting(Tensor.empty, { n }, "i64", "cpu")
+  return t, numbers_in(t)
 end
 
 -- -- sorting --------------------------------------------------------------------------------------------------------------------------
@@ -50,60 +63,72 @@ local function merge_runs(from, from_at, to, to_at, n, width)
   end
 end
 
---- Where the numbers (from 0, at[k] for the k-th) stand when they are sorted; equal ones keep their order. Returns the sorted numbers, too.
+--- Sort n numbers; equal ones keep their order. Returns two tensors (i64): the sorted numbers, and in its first 4 n bytes, as uint32_t,
+--- where each of them stood.
 local function sort(numbers, n)
-  local from, from_at, to, to_at = longs(math.max(n, 1)), ints(math.max(n, 1)), longs(math.max(n, 1)), ints(math.max(n, 1))
+  local values, from = room_for(n)
+  local places, at = room_for(math.ceil(n / 2))
+  local more_values, to = room_for(n)
+  local more_places, to_at = room_for(math.ceil(n / 2))
+  local from_at, width = ffi.cast("uint32_t *", at), 1
+  to_at = ffi.cast("uint32_t *", to_at)
   ffi.copy(from, numbers, 8 * n)
   for i = 0, n - 1 do from_at[i] = i end
-  local width = 1
   while width < n do
     merge_runs(from, from_at, to, to_at, n, width)
     from, from_at, to, to_at, width = to, to_at, from, from_at, 2 * width
+    values, places, more_values, more_places = more_values, more_places, values, places
   end
-  return from_at, from
+  more_values:release()
+  more_places:release()
+  return values, places
 end
 
 --- A list of int64_t that grows.
 local List = util.class "List"
-function List:init() self.n, self.room, self.memory = 0, 64, longs(64) end
+function List:init()
+  self.n, self.room = 0, 64
+  self.kept, self.memory = room_for(self.room)
+end
 function List:add(x)
   if self.n == self.room then
-    local more = longs(2 * self.room)
-    ffi.copy(more, self.memory, 8 * self.n)
-    self.memory, self.room = more, 2 * self.room
+    local kept, memory = room_for(2 * self.room)
+    ffi.copy(memory, self.memory, 8 * self.n)
+    self.kept:release()
+    self.kept, self.memory, self.room = kept, memory, 2 * self.room
   end
   self.memory[self.n], self.n = x, self.n + 1
 end
-function List:tensor(by, dtype)
-  local copy = longs(math.max(self.n, 1))
+--- The numbers, each plus `by`, as a tensor.
+function List:tensor(by)
+  local t, copy = room_for(self.n)
   for i = 0, self.n - 1 do copy[i] = self.memory[i] + by end
-  return P.lasting(function() return Tensor.from_memory(ffi.cast("const int64_t *", copy), { self.n }, "i64", "cpu"):to(dtype or "i64") end)
+  return t
 end
 
 -- -- saving: in the order of rows -----------------------------------------------------------------------------------------------------
 
 --- A copy of a shard of a map's state in the host's memory.
 local function copy_of(shard, dtype)
-  if shard.tensor then return shard.tensor:detach():to(nil, "cpu") end
-  local copy = Tensor.empty(shard.metadata.shard_sizes, dtype, "cpu")
-  shard.read(0, copy)
+  local copy = P.lasting(Tensor.empty, shard.metadata.shard_sizes, dtype, "cpu")
+  if shard.tensor then copy:copy(shard.tensor:detach()) else shard.read(0, copy) end
   return copy
 end
 
 --- Where in the order of rows each number of the states of a map stands, from 0 on: int64_t *. mapping: the shard with their rows, which
---- are as many in a row. last: { mapping =, places = } of the map that was asked for last: its states are read one after the other.
+--- are as many in a row. last: { mapping =, kept =, places = } of the map that was asked for last: its states are read one after the other.
 local function places_of(mapping, last)
   if last.mapping == mapping then return last.places end
-  P.scope(function()
-    local places, n = copy_of(mapping, "i64"):read()
-    local first = n > 0 and places[0] or 0LL
-    for k = 1, n - 1 do
-      if places[k] < first then first = places[k] end
-    end
-    for k = 0, n - 1 do places[k] = places[k] - first end
-    last.mapping, last.places = mapping, places
-  end)
-  return last.places
+  local kept = copy_of(mapping, "i64")
+  local places, n = numbers_in(kept), kept:numel()
+  local first = n > 0 and places[0] or 0LL
+  for k = 1, n - 1 do
+    if places[k] < first then first = places[k] end
+  end
+  for k = 0, n - 1 do places[k] = places[k] - first end
+  if last.kept then last.kept:release() end
+  last.mapping, last.kept, last.places = mapping, kept, places
+  return places
 end
 
 --- The shard of a state of MCH with its numbers in the order of rows.
@@ -111,16 +136,19 @@ local function shard_by_row(shard, mapping, last)
   local kept -- all of it, from when row 0 is read until the last row is
   local function read(row, result)
     if row == 0 or not kept then
-      P.scope(function()
-        local places = places_of(mapping, last)
-        local numbers, n = copy_of(shard, "i64"):read()
-        kept = longs(math.max(n, 1))
-        for k = 0, n - 1 do kept[places[k]] = numbers[k] end
-      end)
+      local places, copy = places_of(mapping, last), copy_of(shard, "i64")
+      local numbers, n = numbers_in(copy), copy:numel()
+      if kept then kept:release() end
+      local whole, ordered = room_for(n)
+      kept = whole
+      for k = 0, n - 1 do ordered[places[k]] = numbers[k] end
+      copy:release()
     end
     local n = result:size(1)
-    P.scope(function() result:copy(Tensor.from_memory(ffi.cast("const int64_t *", kept + row), { n }, "i64", "cpu")) end)
-    if row + n >= shard.metadata.shard_sizes[1] then kept = nil end
+    P.scope(function() result:copy(kept:slice(1, row, row + n)) end)
+    if row + n < shard.metadata.shard_sizes[1] then return end
+    kept:release()
+    kept = nil
   end
   return { metadata = shard.metadata, read = read }
 end
@@ -152,13 +180,14 @@ function M.is_state(p) return p.shard ~= nil and not p.source and compared[split
 
 --- The numbers of `before` that `after` has not (Lists), as a list in ascending order.
 local function missing(before, after)
-  local _, old = sort(before.memory, before.n)
-  local _, new = sort(after.memory, after.n)
-  local list, k = List(), 0
+  local sorted, others = sort(before.memory, before.n), sort(after.memory, after.n)
+  local old, new, list, k = numbers_in(sorted), numbers_in(others), List(), 0
   for i = 0, before.n - 1 do
     while k < after.n and new[k] < old[i] do k = k + 1 end
     if k == after.n or new[k] ~= old[i] then list:add(old[i]) end
   end
+  sorted:release()
+  others:release()
   return list
 end
 
@@ -188,7 +217,7 @@ function M.leave_out(parent, p)
   local shape = util.copy(p.size)
   shape[1] = rows.n
   p.bytes, p.rows, p.listed = p.bytes / math.max(n, 1) * rows.n, rows:tensor(0), rows.n
-  p.picked = P.lasting(function() return numbers:tensor(0, p.dtype):reshape(shape) end)
+  p.picked = P.lasting(function() return numbers:tensor(0):to(p.dtype):reshape(shape) end)
   p.global = function() return rows:tensor(p.offset[1]) end
   local evicted = missing(before, after)
   p.evicted = evicted.n > 0 and evicted:tensor(0) or nil
@@ -196,42 +225,41 @@ end
 
 -- -- loading: in the order of ids ---------------------------------------------------------------------------------------------------------
 
---- The numbers of a stored state of rows [first, past) of its table: int64_t *.
+--- The numbers of a stored state of rows [first, past) of its table: a tensor of one dimension, and they.
 local function numbers_of(stored, first, past)
-  local numbers
-  P.scope(function()
-    local size, offset = stored:size(), util.map(stored:size(), function() return 0 end)
-    size[1], offset[1] = past - first, first
-    local t = Tensor.empty(size, "i64", "cpu")
-    stored:read(offset, t)
-    numbers = t:read()
-  end)
-  return numbers
+  local size, offset = stored:size(), util.map(stored:size(), function() return 0 end)
+  size[1], offset[1] = past - first, first
+  local t, numbers = room_for(past - first)
+  P.scope(function() stored:read(offset, t:reshape(size)) end)
+  return t, numbers
 end
 
 --- The states of one map of MCH, in whatever order, in the order of ids, which maps take. segments: rows where buckets begin, and the end.
 local function sorted_states(states, segments)
-  local orders, kept = {}, { first = 0, past = 0 } -- by bucket: places in the order of ids; and some buckets of one state
+  local orders, kept = {}, { first = 0, past = 0 } -- by bucket: places in the order of ids (of sort); and some buckets of one state
   --- A state's rows [first, past) lie in buckets [from, to]: these buckets, sorted. They are read at once, so that what is whole in a file
   --- is compared with its checksum.
   local function buckets_of(name, first, past)
     if kept.name == name and kept.first <= first and past <= kept.past then return kept end
-    local from, to, ids = 1, #segments - 1, nil
+    local from, to, ids, all_ids = 1, #segments - 1, nil, nil
     while segments[from + 1] <= first do from = from + 1 end
     while segments[to] >= past do to = to - 1 end
     local low, high = segments[from], segments[to + 1]
-    local numbers = numbers_of(states[name], low, high)
-    local sorted = longs(high - low)
+    local t, numbers = numbers_of(states[name], low, high)
+    local result, sorted = room_for(high - low)
     for b = from, to do
       local base, n = segments[b] - low, segments[b + 1] - segments[b]
       if not orders[b] then
-        ids = ids or numbers_of(states[IDS], low, high)
-        orders[b] = sort(ids + base, n)
+        if not ids then all_ids, ids = numbers_of(states[IDS], low, high) end
+        local values, places = sort(ids + base, n)
+        values:release()
+        orders[b] = places
       end
-      local order = orders[b]
+      local order = ffi.cast("uint32_t *", numbers_in(orders[b]))
       for k = 0, n - 1 do sorted[base + k] = numbers[base + order[k]] end
     end
-    kept = { name = name, first = low, past = high, numbers = sorted }
+    for _, x in pairs { t, all_ids, kept.tensor } do x:release() end
+    kept = { name = name, first = low, past = high, tensor = result }
     return kept
   end
   local sorted = {}
@@ -241,8 +269,7 @@ local function sorted_states(states, segments)
       if n == 0 then return end
       local from = buckets_of(name, first, first + n)
       P.scope(function()
-        local numbers = ffi.cast("const int64_t *", from.numbers + (first - from.first))
-        tensor:copy(Tensor.from_memory(numbers, { n }, "i64", "cpu"):reshape(region.size))
+        tensor:copy(from.tensor:slice(1, first - from.first, first - from.first + n):reshape(region.size))
       end)
     end }
   end
