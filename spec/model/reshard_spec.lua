@@ -89,6 +89,9 @@ local cases = {
   ["raw ids"] = { { ebc = { a = plan.row_wise(), b = plan.row_wise() }, mc = { raw = plan.row_wise() } },
     { ebc = { a = plan.row_wise(), b = plan.table_wise(1) }, mc = { raw = plan.table_wise(1) } }, raw = true },
   ["tables in files"] = { { ebc = { a = cached(), b = plan.table_wise(0) } }, { ebc = { a = plan.row_wise(), b = cached() } } },
+  ["dense tables of which one rank has none"] = { { ebc = { a = plan.table_wise(1, { compute_kernel = "dense" }),
+    b = plan.table_wise(1, { compute_kernel = "dense" }) } }, { ebc = { a = plan.table_wise(0, { compute_kernel = "dense" }),
+    b = plan.row_wise { compute_kernel = "dense" } } }, dense = true },
   ["dense tables"] = { { ebc = { a = plan.row_wise { compute_kernel = "dense" }, b = plan.table_wise(0, { compute_kernel = "dense" }) } },
     { ebc = { a = plan.table_wise(1, { compute_kernel = "dense" }), b = plan.column_wise { compute_kernel = "dense" } } }, dense = true },
 }

@@ -34,10 +34,11 @@ local function check_between(model)
   end
 end
 
---- Keepers of dense tables' states (optimizers), which have to take other parameters: each once.
+--- Keepers of dense tables' states (optimizers), which have to take other parameters: each once, and the same ones on all ranks.
 local function keepers_of(model)
   local tensors, list = {}, {}
   for _, sharded in ipairs(model.sharded) do
+    tensors[sharded] = true
     for _, p in ipairs(sharded:parameters()) do tensors[p] = true end
   end
   for _, keeper in ipairs(parameter.keepers_of(tensors)) do

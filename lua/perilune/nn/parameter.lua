@@ -45,12 +45,14 @@ local keepers = setmetatable({}, { __mode = "k" })
 --- From now on `keeper` is told when rows of one of `parameters` start again.
 function M.keep_rows(keeper, parameters) keepers[keeper] = parameters end
 
---- Those that keep something for one of `tensors` (a set): a list, in no order.
+--- Those that keep something for one of `tensors` (a set), or for tables of sharded modules that are in it too, of which this rank may
+--- have no rows (spread.lua): a list, in no order.
 function M.keepers_of(tensors)
   local list = {}
   for keeper, parameters in pairs(keepers) do -- any order: whoever asks sorts them
     local has = false
     for i = 1, #parameters do has = has or tensors[parameters[i]] end
+    for _, e in ipairs(parameters.spread or {}) do has = has or tensors[e.of] end
     if has then list[#list + 1] = keeper end
   end
   return list

@@ -116,7 +116,7 @@ function M.spread_parameters(module, parameters)
         if own then pieces[#pieces + 1] = { tensor = own, metadata = metadata[i] } end
       end
       list[#list + 1] = { name = module:parameter_name(t.name), size = sizes.full(t), shards_metadata = metadata, pieces = pieces,
-        group = module.group, device = module.device or nil }
+        group = module.group, device = module.device or nil, of = module }
     end
   end
   return list
