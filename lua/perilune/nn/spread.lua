@@ -2,8 +2,8 @@
 -- that they can be made whole and loaded under another plan.
 --
 -- Lists of parameters that hold such parts say so by `spread` (DistributedModelParallel:named_parameters): a list of { name = of the whole,
--- size =, group =, device =, of = the sharded module, shards_metadata = of all ranks, pieces = { { tensor = a parameter, metadata = }, ... }
--- }, alike on all ranks but for the pieces, which are this rank's in the order of shards_metadata: it may have none.
+-- size =, group =, device =, of = the sharded module, shards_metadata = of all ranks, pieces = { { tensor =, metadata = }, ... } }, alike
+-- on all ranks but for the pieces, which are this rank's in the order of shards_metadata: it may have none.
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local of_ranks = require "perilune.tensor.sharded"
