@@ -45,6 +45,18 @@ local function open_together(group, func, met, path)
   return c
 end
 
+--- Compare all that an open checkpoint consists of, an increment with its parents, with its checksums. Ranks share the pieces among them.
+local function verify_together(c, group, func, met)
+  together(group, func, met, function()
+    for _, path in ipairs(c:levels()) do
+      local level = Checkpoint(path, true)
+      local ok, err = xpcall(level.verify, P.locate, level, group and group:rank(), group and group:size())
+      level:close()
+      if not ok then error(err, 0) end
+    end
+  end)
+end
+
 -- -- choosing -------------------------------------------------------------------------------------------------------------------------
 
 --- Whether `name` is within one of the prefixes: a part ("optimizer"), or the begin of names ("model/over.").
@@ -221,13 +233,14 @@ local function load_from(c, func, given, a, group, met)
   end)
   if partial then table.insert(said, 1, taken(c, dicts, parts)) end
   for _, text in ipairs((not group or group:rank() == 0) and said or {}) do io.stderr:write("perilune: ", text, "\n") end
+  met.begun = true
   for _, part in ipairs(parts) do
     local d = dicts[part.name]
     local ok, err = true, nil
     if d then ok, err = xpcall(take, P.locate, part, d, partial) end
     if not ok then note(met, err) end
     if not ok and type(err) == "table" and err.message then
-      err.message = ("part '%s' is loaded in part only: %s; load a good checkpoint before going on"):format(part.name, err.message)
+      err.message = ("part '%s' is loaded in part only: %s"):format(part.name, err.message)
     end
     all_or_none(group and { group } or {}, func, not ok and err or nil)
   end
@@ -236,8 +249,9 @@ local function load_from(c, func, given, a, group, met)
 end
 
 --- As checkpoint.load, but returns whether it succeeded, what was saved as `values` or the error, and, on all ranks alike, whether an error
---- is the checkpoint's fault: another one might do. Collective.
-function M.attempt(path, given, options)
+--- is the checkpoint's fault: another one might do; and whether something changed before it. verified (true): all bytes are compared with
+--- their checksums first. Collective.
+function M.attempt(path, given, options, verified)
   local func, met = "checkpoint.load", {}
   signature.value(func, "path", path, "string")
   local a = util.named(func, options or {}, arguments)
@@ -252,18 +266,27 @@ function M.attempt(path, given, options)
   local opened, c = xpcall(open_together, P.locate, group, func, met, path)
   local ok, result = opened, c
   if opened then
-    ok, result = xpcall(load_from, P.locate, c, func, given, a, group, met)
+    ok, result = xpcall(function()
+      if verified then verify_together(c, group, func, met) end
+      return load_from(c, func, given, a, group, met)
+    end, P.locate)
     c:close()
   end
   -- Afterwards nobody has it open any more: it may be removed.
   for _, damaged in ipairs(group and group:all_gather_object(met.damaged or false, func) or {}) do met.damaged = met.damaged or damaged end
-  return ok, result, met.damaged
+  return ok, result, met.damaged, met.begun
+end
+
+--- Raise what attempt met, with what to do where something changed (begun).
+function M.give_up(err, begun)
+  if begun and type(err) == "table" and err.message then err.message = err.message .. "; load a good checkpoint before going on" end
+  error(err, 0)
 end
 
 --- See checkpoint.load.
 function M.load(path, given, options)
-  local ok, result = M.attempt(path, given, options)
-  if not ok then error(result, 0) end
+  local ok, result, _, begun = M.attempt(path, given, options)
+  if not ok then M.give_up(result, begun) end
   return result
 end
 

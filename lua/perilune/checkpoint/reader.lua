@@ -147,11 +147,19 @@ function Checkpoint:compact(path, replace)
   return ffi.string(digest)
 end
 
---- Compare all pieces with their checksums, of an increment its own. Raises at the first that differs.
-function Checkpoint:verify()
+--- Compare all pieces with their checksums, of an increment its own. Raises at the first that differs. rank, size: only this rank's share
+--- of the bytes, of so many ranks.
+function Checkpoint:verify(rank, size)
+  local shares, least = {}, 1
+  for r = 1, size or 1 do shares[r] = 0 end
   for i = 0, self._count - 1 do
     check(C.peri_checkpoint_tensor_at(pointer(self), i, info))
-    for k = 0, tonumber(info.pieces) - 1 do check(C.peri_checkpoint_verify(pointer(self), i, k)) end
+    for k = 0, tonumber(info.pieces) - 1 do
+      if least == (rank or 0) + 1 then check(C.peri_checkpoint_verify(pointer(self), i, k)) end
+      check(C.peri_checkpoint_piece(pointer(self), i, k, region_out, place))
+      shares[least] = shares[least] + tonumber(place.bytes)
+      for r = 1, #shares do least = shares[r] < shares[least] and r or least end
+    end
   end
 end
 

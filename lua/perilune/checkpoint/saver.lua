@@ -28,7 +28,7 @@ local encode = require("perilune.checkpoint.values").encode
 local interval = require "perilune.checkpoint.interval"
 local Checkpoint = require "perilune.checkpoint.reader"
 local save, knows = require("perilune.checkpoint.save").save, require("perilune.checkpoint.save").knows
-local attempt = require("perilune.checkpoint.load").attempt
+local load = require "perilune.checkpoint.load"
 local C, check = P.C, P.check
 
 local _, _, _, wrap_lock = P.handle("peri_checkpoint_lock", {}, nil, "the right to save into a folder")
@@ -153,7 +153,8 @@ function Saver:resume()
   if auto and not self.folder then return nil end
   local list = auto and on_first(self, "Saver:resume", function() return Saver.list(self.folder) end) or { { path = self._resume } }
   for i, entry in ipairs(list) do
-    local ok, values, damaged = attempt(entry.path, self.parts, { group = self.group or nil, increments = self.full_every > 1 })
+    local options = { group = self.group or nil, increments = self.full_every > 1 }
+    local ok, values, damaged, begun = load.attempt(entry.path, self.parts, options, true)
     if ok then
       local own = type(values) == "table" and values.saver
       if not own then P.fail(("Saver:resume: '%s' was not saved by a Saver, so it does not say its step; checkpoint.load takes it"):format(
@@ -167,8 +168,8 @@ function Saver:resume()
     if auto and damaged and i == #list and self.rank == 0 then
       say("no checkpoint of '%s' is good; --resume no starts anew", self.folder)
     end
-    if not (auto and damaged and i < #list) then error(values, 0) end
-    if self.rank == 0 then say("%s; trying the one before", (errors.describe(values))) end
+    if not (auto and damaged and i < #list) then load.give_up(values, begun) end
+    if self.rank == 0 then say("'%s' is not good: %s; trying the one before", entry.path, (errors.describe(values))) end
   end
 end
 
