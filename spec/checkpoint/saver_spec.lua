@@ -66,6 +66,21 @@ describe("a Saver", function()
     again:close()
   end)
 
+  it("goes by names that are free: what has lost its manifest is no checkpoint, and keeps its name", function()
+    local path, p = folder .. "/broken", model()
+    local saver = peri.checkpoint.Saver { folder = path, parts = p, every = 1, keep = 1 }
+    for step = 1, 2 do saver:save(step) end
+    saver:close()
+    shell.run(("mkdir %s/save-000003-step-3 %s/save-000004-step-3; ln -s nothing %s/save-000005-step-3"):format(path, path, path))
+    for _, async in ipairs { false, true } do
+      local again = peri.checkpoint.Saver { folder = path, parts = p, keep = 1, async = async }
+      assert.equal(async and 3 or 2, again:resume())
+      assert.equal(async and path .. "/save-000007-step-4" or path .. "/save-000006-step-3", again:save(async and 4 or 3))
+      again:close()
+    end
+    assert.equal("save-000003-step-3\nsave-000004-step-3\nsave-000005-step-3\nsave-000006-step-3\nsave-000007-step-4\n", names(path))
+  end)
+
   it("does not share its folder, nor remove what somebody reads or what is not its own", function()
     local path, p = folder .. "/shared", model()
     local saver = peri.checkpoint.Saver { folder = path, parts = p, every = 1, keep = 1 }

@@ -208,6 +208,18 @@ local function sweep(self)
   end
 end
 
+--- Whether there is something of that name, whatever it is: renaming it to its own name does nothing.
+local function is_there(path) return (os.rename(path, path)) == true end
+
+local function path_of(folder, number, step) return ("%s/save-%06d-step-%d"):format(folder, number, step) end
+
+--- The first number from `number` on whose name is free in the folder: a checkpoint that was copied in part, or lost its manifest, is none,
+--- and keeps its name.
+local function free_number(folder, number, step)
+  while is_there(path_of(folder, number, step)) do number = number + 1 end
+  return number
+end
+
 --- The end of the save that is under way, if there is one: what it met is an error now. Collective.
 local function settle(self)
   local saving = self.saving
@@ -248,12 +260,12 @@ function Saver:save(step, values)
         .. "(--resume no starts anew), or take another folder"):format(self.folder))
     end
     if newest and self.number == 0 and self.base then self.base = newest.number end
-    return math.max(self.number, newest and newest.number or 0) + 1
+    return free_number(self.folder, math.max(self.number, newest and newest.number or 0) + 1, step)
   end, step)
   for r, other in ipairs(steps) do
     if other ~= step then P.fail(("Saver:save: step %d on rank %d, and %d on rank %d"):format(step, self.rank, other, r - 1)) end
   end
-  local path = ("%s/save-%06d-step-%d"):format(self.folder, number, step)
+  local path = path_of(self.folder, number, step)
   if util.is_callable(values) then values = values() end
   local parent = next_parent(self)
   local result = save(path, self.parts, { values = { saver = { number = number, step = step }, user = values },
