@@ -69,6 +69,7 @@ function M.run(n, body, options)
     rank.state = util.copy(state)
     rank.state.scope, rank.state.world, rank.state.grad, rank.state.device = false, false, true, options.device
     rank.state.streams, rank.state.autocast, rank.state.stop, rank.state.saves = false, false, false, false
+    rank.state.batch = false
     rank.state.yield = coroutine.yield
     rank.co = coroutine.create(body_of(rank, n, body, options, job))
     ranks[i] = rank

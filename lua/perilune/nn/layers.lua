@@ -157,7 +157,8 @@ function BatchNorm1d:forward(x)
 end
 
 --- In training mode, zero elements with probability p and scale the others. The mask is a function of the seed, this layer's number, how
---- often it ran, and the element's number in the whole batch: P.state.first_sample is the number of this rank's first sample.
+--- often it ran, and the element's number in the batch of all ranks, by what the batch says that the model is called with (P.state.batch):
+--- global_row, the number of its first sample, and rows, of this rank. A tensor whose first size is no multiple of rows is not of samples.
 local Dropout = Module:extend "Dropout"
 M.Dropout = Dropout
 function Dropout:init(args)
@@ -165,13 +166,22 @@ function Dropout:init(args)
   if not (self.p >= 0 and self.p < 1) then P.fail(("Dropout: p is %g, allowed: 0 <= p < 1"):format(self.p)) end
   self.seed, self.stream, self.step = P.state.seed, parameter.dropout_stream(), 0
 end
+
+--- The number, in the batch of all ranks, of the first element of a tensor.
+local function first_element(d)
+  local batch, rows = P.state.batch, d.ndim > 0 and tonumber(d.shape[0]) or 0
+  if not batch or rows == 0 then return 0 end
+  local samples, first = batch.rows or rows, batch.global_row
+  signature.value("Dropout", "the batch's global_row", first, "count")
+  signature.value("Dropout", "the batch's rows", samples, "count")
+  return samples > 0 and rows % samples == 0 and first * (tonumber(d.numel) / samples) or 0
+end
+
 function Dropout:forward(x)
   if not self.training or self.p == 0 then return x end
-  local d = x:describe()
-  local columns = d.ndim > 0 and d.shape[0] > 0 and tonumber(d.numel / d.shape[0]) or 1
   local stream = self.stream + self.step
   self.step = self.step + 1
-  return F.dropout(x, self.p, self.seed, stream, P.state.first_sample * columns)
+  return F.dropout(x, self.p, self.seed, stream, first_element(x:describe()))
 end
 --- What decides which elements it leaves out next.
 function Dropout:get_extra_state() return { seed = self.seed, stream = self.stream, step = self.step } end

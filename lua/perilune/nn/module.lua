@@ -111,11 +111,22 @@ local function register(self, key, value)
 end
 
 --- What runs when a module is called. Not a tail call: errors.lua finds the paths of modules by these frames. Each class has its own
---- copy of the code: to LuaJIT a module within a module would otherwise be a recursion, which compiles badly.
-local function through(...) return ... end
+--- copy of the code: to LuaJIT a module within a module would otherwise be a recursion, which compiles badly. While a module runs that is
+--- called with a batch that says which samples it has (global_row), P.state.batch is that batch: Dropout asks.
 local function new_call()
-  local text = "local through = ... return function(self, ...) return through(self:forward(...)) end"
-  local call = loadstring(text, "=perilune/nn/call.lua")(through)
+  local text = [[
+    local state, rawget, type = ...
+    local function enter(batch)
+      local outer = state.batch
+      if type(batch) == "table" and rawget(batch, "global_row") then state.batch = batch end
+      return outer
+    end
+    local function leave(outer, ...)
+      state.batch = outer
+      return ...
+    end
+    return function(self, ...) return leave(enter((...)), self:forward(...)) end]]
+  local call = loadstring(text, "=perilune/nn/call.lua")(P.state, rawget, type)
   errors.module_calls[call] = true
   return call
 end

@@ -20,6 +20,7 @@ function M.manual_seed(seed)
     P.fail(("manual_seed: seed is %s, allowed: whole numbers 0..2^53 - 1"):format(require("perilune.errors").kind(seed)))
   end
   state.seed, state.parameters_drawn, state.dropouts_made = seed, 0, 0
+  state.batch = false -- left there by a module that raised an error
 end
 
 local function next_stream()
