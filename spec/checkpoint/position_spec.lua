@@ -131,4 +131,47 @@ describe("the position in data", function()
       end)
     end
   end)
+
+  it("is not loaded while a pipeline has batches of another one in flight", function()
+    local Net = nn.Module:extend "Net"
+    function Net:init()
+      self.ebc = peri.EmbeddingBagCollection { seed = 5, fused_params = { optimizer = "sgd" }, tables = { peri.EmbeddingBagConfig {
+        name = "t", num_embeddings = 50, embedding_dim = 4, feature_names = { "f" } } } }
+    end
+    function Net:forward(x) return self.ebc(x):values():sum() end
+    sim.run(2, function(_, world)
+      local seen = {}
+      local loader = data.Generator { global_batches = true, make = function(first)
+        local k = first - 1
+        return function()
+          k = k + 1
+          seen[#seen + 1] = k
+          return peri.KeyedJaggedTensor { keys = { "f" }, values = { k % 50 }, lengths = { 1 } }
+        end
+      end }
+      local model = peri.DistributedModelParallel { module = Net(), group = world, plan = { ebc = { t = plan.row_wise() } } }
+      local pipeline = peri.pipeline.TrainPipelineSparseDist { model = model, optimizer = false }
+      local parts, options = { model = model, loader = loader }, { group = world }
+      for _ = 1, 3 do pipeline:progress(loader) end
+      peri.checkpoint.save(folder .. "/run/save-000001-step-3", parts, { group = world, values = { saver = { number = 1, step = 3 } } })
+      pipeline:progress(loader)
+      local words = "a pipeline has batches in flight.*module 'ebc'.*allowed: after pipeline:stop.*or after pipeline:close"
+      local before = loader:state_dict()
+      local saver = peri.checkpoint.Saver { folder = folder .. "/run", parts = parts, group = world }
+      for _, load in ipairs {
+        function() peri.checkpoint.load(folder .. "/run/save-000001-step-3", parts, options) end,
+        function() model:load(folder .. "/run/save-000001-step-3", { group = world, parts = { loader = loader } }) end,
+        function() saver:resume() end,
+      } do
+        assert.error_matches(load, words)
+        assert.same(before, loader:state_dict())
+      end
+      pipeline:close()
+      assert.equal(3, saver:resume())
+      seen = {}
+      pipeline:progress(loader)
+      assert.equal(before.batches - 1, seen[1])
+      saver:close()
+    end)
+  end)
 end)

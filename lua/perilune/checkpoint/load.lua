@@ -226,6 +226,10 @@ local function load_from(c, func, given, a, group, met)
     partial = partial or a.only ~= nil or a.except ~= nil
     said = resize.fit(parts, dicts)
     kept = a.increments and as_it_is(list, dicts)
+    for _, part in ipairs(parts) do
+      local why = "taken before this load and with ids for module '%s', which would be trained after it"
+      if part.module and dicts[part.name] then parts_of.check_flights(func, part.object, why) end
+    end
     if partial and a.increments then
       P.fail(func .. ": increments = true with a part of a checkpoint: what is loaded is no state that increments could begin with")
     end

@@ -137,6 +137,17 @@ function M.list(func, given)
   return models
 end
 
+--- An error while a pipeline has batches in flight for a sharded module of `model`; why: what they have of what is to change, a format
+--- for the module's name. Local.
+function M.check_flights(func, model, why)
+  for _, m in ipairs((model.wraps and model.module or model):named_modules()) do
+    if next(m.module._flights or {}) then
+      P.fail(("%s: a pipeline has batches in flight, %s; allowed: after pipeline:stop() and its last step (progress has returned nil), or "
+        .. "after pipeline:close()"):format(func, why:format(m.path)))
+    end
+  end
+end
+
 --- What modules keep beside tensors: see nn/extra.lua.
 M.extra_of, M.extra_refusal, M.set_extra = nn.extra.extra_state, nn.extra.extra_refusal, nn.extra.set_extra_state
 

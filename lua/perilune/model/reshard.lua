@@ -12,6 +12,7 @@ local signature = require "perilune.signature"
 local parameter = require "perilune.nn.parameter"
 local all_or_none = require("perilune.nn.ranks").all_or_none
 local checkpoint = require "perilune.checkpoint"
+local checkpoint_parts = require "perilune.checkpoint.parts"
 local ShardingEnv = require "perilune.plan.env"
 
 local M = {}
@@ -26,12 +27,7 @@ local arguments = {
 --- An error while something of a batch is under way, which belongs to the old plan.
 local function check_between(model)
   model:check_moment()
-  for i, sharded in ipairs(model.sharded) do
-    if next(sharded._flights) then
-      P.fail(("%s: a pipeline has batches in flight, whose ids went where rows of module '%s' are now; allowed: after pipeline:stop() and "
-        .. "its last step (progress has returned nil), or after pipeline:close()"):format(FUNC, model._paths[i]))
-    end
-  end
+  checkpoint_parts.check_flights(FUNC, model, "whose ids went where rows of module '%s' are now")
 end
 
 --- Keepers of dense tables' states (optimizers), which have to take other parameters: each once, and the same ones on all ranks.
