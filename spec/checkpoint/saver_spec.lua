@@ -81,6 +81,19 @@ describe("a Saver", function()
     assert.equal("save-000003-step-3\nsave-000004-step-3\nsave-000005-step-3\nsave-000006-step-3\nsave-000007-step-4\n", names(path))
   end)
 
+  it("knows of the save that one before it left under way: resume goes on from it, and save counts on", function()
+    local path, p = folder .. "/left", model()
+    peri.checkpoint.Saver({ folder = path, parts = p, every = 1, async = true }):step(1)
+    collectgarbage()
+    collectgarbage()
+    local saver = peri.checkpoint.Saver { folder = path, parts = p, every = 1, async = true }
+    assert.equal(1, saver:resume())
+    saver:save(2)
+    collectgarbage()
+    saver:close()
+    assert.equal("save-000001-step-1\nsave-000002-step-2\n", names(path))
+  end)
+
   it("does not share its folder, nor remove what somebody reads or what is not its own", function()
     local path, p = folder .. "/shared", model()
     local saver = peri.checkpoint.Saver { folder = path, parts = p, every = 1, keep = 1 }

@@ -26,6 +26,7 @@ local parts_of = require "perilune.checkpoint.parts"
 local names = require "perilune.checkpoint.names"
 local encode = require("perilune.checkpoint.values").encode
 local interval = require "perilune.checkpoint.interval"
+local async = require "perilune.checkpoint.async"
 local Checkpoint = require "perilune.checkpoint.reader"
 local save, knows = require("perilune.checkpoint.save").save, require("perilune.checkpoint.save").knows
 local load = require "perilune.checkpoint.load"
@@ -148,6 +149,7 @@ end
 --- saved as `values`; nil: there is none. Collective.
 function Saver:resume()
   self.resumed = true
+  async.settle() -- it is the newest
   if self._resume == "no" then return nil end
   local auto = self._resume == "auto"
   if auto and not self.folder then return nil end
@@ -220,10 +222,10 @@ local function free_number(folder, number, step)
   return number
 end
 
---- The end of the save that is under way, if there is one: what it met is an error now. Collective.
+--- The end of the save that is under way, if there is one, also one of another Saver: what it met is an error now. Collective.
 local function settle(self)
   local saving = self.saving
-  if not saving then return end
+  if not saving then return async.settle() end
   self.saving = false
   local ok, err = xpcall(saving.handle.wait, P.locate, saving.handle)
   if not ok then
