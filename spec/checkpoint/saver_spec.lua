@@ -48,6 +48,27 @@ describe("a Saver", function()
     again:close()
   end)
 
+  it("removes only checkpoints of the run that goes on, also after one that began anew in the same folder", function()
+    local path, p = folder .. "/anew", model()
+    local function run(args, ...)
+      args.folder, args.parts = path, p
+      local saver = peri.checkpoint.Saver(args)
+      saver:resume()
+      for _, step in ipairs { ... } do saver:save(step) end
+      saver:close()
+    end
+    run({}, 5, 6, 7)
+    run({ resume = "no", keep = 2 }, 1, 2)
+    local old = "save-000001-step-5\nsave-000002-step-6\nsave-000003-step-7\n"
+    assert.equal(old .. "save-000004-step-1\nsave-000005-step-2\n", names(path))
+    run({ keep = 2 }, 3, 4, 5)
+    assert.equal(old .. "save-000005-step-2\nsave-000007-step-4\nsave-000008-step-5\n", names(path)) -- and what it went on from
+    run({ keep = 1 }) -- the older ones go before the first save
+    assert.equal(old .. "save-000008-step-5\n", names(path))
+    run({ keep = 1, resume = path .. "/save-000002-step-6" }, 8, 9)
+    assert.equal("save-000002-step-6\nsave-000008-step-5\nsave-000010-step-9\n", names(path))
+  end)
+
   it("takes the one before where the newest is damaged, and says so", function()
     local path, p = folder .. "/damaged", model()
     local saver = peri.checkpoint.Saver { folder = path, parts = p, every = 1 }
@@ -226,6 +247,18 @@ end
     out, status = shell.run(("%s run --checkpoint %s --every 10y %s"):format(shell.perilune, folder, plain))
     assert.equal(2, status)
     assert.truthy(out:find("every is '10y', allowed", 1, true), out)
+    for _, option in ipairs { "--keep", "--full-every" } do
+      out = shell.run(("%s run --checkpoint %s %s x %s"):format(shell.perilune, folder, option, plain))
+      assert.truthy(out:find(option .. ": 'x' is not a whole number above 0", 1, true), out)
+    end
+    shell.run("touch " .. folder .. "/file")
+    local placed = shell.write(folder .. "/place.lua", "require('perilune').init()\nrequire('perilune').checkpoint.Saver { parts = "
+      .. "{ m = require('perilune').nn.Linear { in_features = 1, out_features = 1 } } }")
+    out = shell.run(("%s run -n 2 --checkpoint %s/file %s"):format(shell.perilune, folder, placed))
+    assert.truthy(out:find("place.lua:2", 1, true), out)
+    for line in out:gmatch "[^\n]*place.lua:2[^\n]*" do -- the place is said once, on each rank
+      assert.equal(1, select(2, line:gsub("place.lua:2", "")), out)
+    end
   end)
 end)
 

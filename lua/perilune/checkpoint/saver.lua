@@ -75,7 +75,7 @@ function Saver:init(args)
   self.parent, self.increments = false, 0 -- path of what the next increment is one of; how many there are since the full checkpoint
   self._saved_at, self._next_check = C.peri_time_ns(), 1
   self.resumed, self.stepped, self.closed = false, false, false -- resume(), step() and close() were called
-  self.base = 0 -- saves of numbers up to here are of runs that this one did not go on from: they stay
+  self.first, self._firsts = false, {} -- number of the run's first save, which all its checkpoints tell; that of each path
   Saver.made = true
   stop.on_stop() -- from now on a signal lets ranks stop after a step, and close() saves it
   if self.folder then self:_lock() end
@@ -97,7 +97,7 @@ local function on_first(self, func, f, own)
     if not ok then error(result, 0) end
     return result or false, { own }
   end
-  local said = not ok and errors.describe(result):gsub("^" .. func .. ": ", "")
+  local said = not ok and errors.said(result):gsub("^" .. func .. ": ", "")
   local list = self.group:all_gather_object({ error = said, result = ok and result or false, own = own }, func)
   if not ok then error(result, 0) end
   if list[1].error then P.fail(("%s: rank 0 of group '%s': %s"):format(func, self.group.name, list[1].error)) end
@@ -130,13 +130,68 @@ end
 --- Checkpoints of a folder that a Saver has made, newest first: see names.lua. Local.
 Saver.list = names.of_savers
 
+local function say(format, ...) io.stderr:write("perilune: ", format:format(...), "\n") end
+
+--- The entries, each with the digests of what it is (`is`: its own, and of what it stands for) and of what it is an increment of (`of`).
+local function with_digests(list)
+  local identity = ffi.new "peri_checkpoint_identity"
+  for _, entry in ipairs(list) do
+    local known = C.peri_checkpoint_identify(entry.path, identity) >= 0
+    entry.is = known and { ffi.string(identity.digest), ffi.string(identity.same_as) } or {}
+    entry.of = known and ffi.string(identity.parent) or ""
+  end
+  return list
+end
+
+--- The number of the first save of the run that made a checkpoint; nil: it cannot be read, or does not say.
+local function first_of(self, path)
+  if self._firsts[path] == nil then
+    local ok, first = pcall(function()
+      local c = Checkpoint(path, true)
+      local values = c:values().values
+      c:close()
+      return values.saver.first
+    end)
+    self._firsts[path] = ok and first or false
+  end
+  return self._firsts[path] or nil
+end
+
+--- Remove, of the checkpoints of this run, what is neither among its newest, nor of a step that is kept, nor what the run went on from, nor
+--- what one of these is an increment of. What is open elsewhere stays, and so does what somebody else has an increment of.
+local function sweep(self)
+  if not self.first then return end
+  local list, by_digest, own = with_digests(Saver.list(self.folder)), {}, 0
+  for _, entry in ipairs(list) do
+    for _, digest in ipairs(entry.is) do by_digest[digest] = by_digest[digest] or entry end
+  end
+  for _, entry in ipairs(list) do
+    local others = first_of(self, entry.path) ~= self.first
+    own = own + (others and 0 or 1)
+    local kept = others or own <= self.keep or entry.path == self.from or entry.path == self.parent
+      or self.keep_every and entry.step % self.keep_every == 0
+    while kept and entry and not entry.kept do
+      entry.kept = true
+      entry = entry.of ~= "" and by_digest[entry.of]
+    end
+  end
+  for _, entry in ipairs(list) do -- the newest first: an increment before what it is one of
+    if not entry.kept and C.peri_checkpoint_remove(entry.path) < 0 and C.peri_error_status() ~= C.PERI_EPEER then
+      say("'%s' could not be removed: %s", entry.path, ffi.string(C.peri_error_message()))
+    end
+  end
+end
+
 -- -- going on -------------------------------------------------------------------------------------------------------------------------
 
-local function say(format, ...) io.stderr:write("perilune: ", format:format(...), "\n") end
+--- Whether checkpoint `path` lies in the folder.
+local function is_within(self, path)
+  return self.folder and path:gsub("/+$", ""):match "^(.*)/[^/]*$" == self.folder:gsub("/+$", "")
+end
 
 --- The next increment is one of checkpoint `path`, which was loaded; of one in another folder there are none.
 function Saver:_go_on_from(path)
-  if self.full_every == 1 or not self.folder or path:gsub("/+$", ""):match "^(.*)/[^/]*$" ~= self.folder:gsub("/+$", "") then return end
+  if self.full_every == 1 or not is_within(self, path) then return end
   self.parent, self.increments = path, on_first(self, "Saver:resume", function()
     local c = Checkpoint(path)
     local levels = #c:levels()
@@ -162,9 +217,10 @@ function Saver:resume()
       if not own then P.fail(("Saver:resume: '%s' was not saved by a Saver, so it does not say its step; checkpoint.load takes it"):format(
         entry.path)) end
       self.last_step, self.from = own.step, entry.path
-      self.number, self.base = auto and list[1].number or self.number, false
+      self.number, self.first = auto and list[1].number or self.number, is_within(self, entry.path) and own.first or false
       self:_go_on_from(entry.path)
       if self.rank == 0 then say("going on from '%s', step %d", entry.path, own.step) end
+      if auto then on_first(self, "Saver:resume", function() sweep(self) end) end
       return own.step, values.user
     end
     if auto and damaged and i == #list and self.rank == 0 then
@@ -176,39 +232,6 @@ function Saver:resume()
 end
 
 -- -- saving ---------------------------------------------------------------------------------------------------------------------------
-
---- The entries, each with the digests of what it is (`is`: its own, and of what it stands for) and of what it is an increment of (`of`).
-local function with_digests(list)
-  local identity = ffi.new "peri_checkpoint_identity"
-  for _, entry in ipairs(list) do
-    local known = C.peri_checkpoint_identify(entry.path, identity) >= 0
-    entry.is = known and { ffi.string(identity.digest), ffi.string(identity.same_as) } or {}
-    entry.of = known and ffi.string(identity.parent) or ""
-  end
-  return list
-end
-
---- Remove what is neither among the newest, nor of a step that is kept, nor what the run went on from, nor what one of these is an
---- increment of. What is open elsewhere stays, and so does what somebody else has an increment of.
-local function sweep(self)
-  local list, by_digest = with_digests(Saver.list(self.folder)), {}
-  for _, entry in ipairs(list) do
-    for _, digest in ipairs(entry.is) do by_digest[digest] = by_digest[digest] or entry end
-  end
-  for i, entry in ipairs(list) do
-    local kept = i <= self.keep or self.base and entry.number <= self.base or entry.path == self.from or entry.path == self.parent
-      or self.keep_every and entry.step % self.keep_every == 0
-    while kept and entry and not entry.kept do
-      entry.kept = true
-      entry = entry.of ~= "" and by_digest[entry.of]
-    end
-  end
-  for _, entry in ipairs(list) do -- the newest first: an increment before what it is one of
-    if not entry.kept and C.peri_checkpoint_remove(entry.path) < 0 and C.peri_error_status() ~= C.PERI_EPEER then
-      say("'%s' could not be removed: %s", entry.path, ffi.string(C.peri_error_message()))
-    end
-  end
-end
 
 --- Whether there is something of that name, whatever it is: renaming it to its own name does nothing.
 local function is_there(path) return (os.rename(path, path)) == true end
@@ -261,21 +284,21 @@ function Saver:save(step, values)
       P.fail(("Saver:save: folder '%s' has checkpoints of an earlier run, and saver:resume() was not called: call it before the first step "
         .. "(--resume no starts anew), or take another folder"):format(self.folder))
     end
-    if newest and self.number == 0 and self.base then self.base = newest.number end
     return free_number(self.folder, math.max(self.number, newest and newest.number or 0) + 1, step)
   end, step)
   for r, other in ipairs(steps) do
     if other ~= step then P.fail(("Saver:save: step %d on rank %d, and %d on rank %d"):format(step, self.rank, other, r - 1)) end
   end
   local path = path_of(self.folder, number, step)
+  local first = self.first or number
   if util.is_callable(values) then values = values() end
   local parent = next_parent(self)
-  local result = save(path, self.parts, { values = { saver = { number = number, step = step }, user = values },
+  local result = save(path, self.parts, { values = { saver = { number = number, step = step, first = first }, user = values },
     group = self.group or nil, async = self.async or nil, increments = self.full_every > 1, increment_of = parent })
   if self.async then
     self.saving = { handle = result, before = self.last_step, parent = self.parent, increments = self.increments }
   end
-  self.number, self.last_step, self._saved_at = number, step, C.peri_time_ns()
+  self.number, self.first, self.last_step, self._saved_at = number, first, step, C.peri_time_ns()
   self.parent, self.increments = path, parent and self.increments + 1 or 0
   if self.async then return path end
   on_first(self, "Saver:save", function() sweep(self) end)
