@@ -28,7 +28,9 @@ while step < 9 do
     if arg[1] == "dies" and step == began + 4 then C.raise(9) end
     if arg[1] == "is asked" and step == 4 then C.kill(C.getpid(), 15) end
   end
-  if arg[1] == "fails" and step == 2 then error "broken" end
+  if arg[1] == "fails" and step == 2 then
+    error(("broken: %s/.x.saving-%08x%08x, process %d at %p"):format(arg[0], os.time(), os.clock() * 1e6, C.getpid(), {}))
+  end
   if arg[1] == "vanishes" and step == 4 and host == "node1" then os.execute "ip link set eth0 down" end
   if peri.stopping() then break end
 end

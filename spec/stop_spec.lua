@@ -90,13 +90,14 @@ describe("a rank that is asked to stop", function()
     end
   end)
 
-  it("must have said on_stop before", function()
+  it("may be asked for where on_stop or stopping was called before", function()
     sim.run(1, function()
-      for _, name in ipairs { "stopping", "request_stop" } do
-        assert.error_matches(peri[name], name .. ": peri.on_stop%(f%) goes before it")
-      end
+      assert.error_matches(peri.request_stop, "request_stop: peri.on_stop%(f%) or peri.stopping%(%) goes before it")
       assert.error_matches(function() peri.on_stop(7) end, "on_stop: 7, wanted a function")
       assert.is_nil(peri.stopped())
+      assert.is_nil(peri.stopping())
+      peri.request_stop()
+      assert.equal("script", (peri.stopping()))
     end)
   end)
 end)

@@ -83,9 +83,11 @@ local function warning(text)
   return nil, ("--stop-on: '%s', allowed: SIGUSR1, SIGUSR2"):format(text)
 end
 
---- What makes a value of the text of an option, by what stands for it in the help.
-local converters = { N = whole "--keep", GRACE = duration, SIGNAL = warning, RANKS = whole "-n", THREADS = whole("-t", MOST_THREADS),
-  POLICY = binding, LIST = nodes, RESTARTS = whole "--max-restarts" }
+--- What makes a value of the text of an option, by its name or what stands for it in the help.
+local converters = {
+  ["--full-every"] = whole "--full-every", ["--keep"] = whole "--keep", GRACE = duration, SIGNAL = warning, RANKS = whole "-n",
+  THREADS = whole("-t", MOST_THREADS), POLICY = binding, LIST = nodes, RESTARTS = whole "--max-restarts",
+}
 
 local function add_plan(parser)
   local plan = parser:command("plan", "Plan where the tables of a model live, and say why; needs no ranks and no weights.")
@@ -160,7 +162,8 @@ local function make_parser()
     else
       local option = run:option(flags, o.help):argname(o.value)
       if o.many then option:count "*" else option:overwrite(false) end
-      if converters[o.value] then option:convert(converters[o.value]) end
+      local converter = converters[o[1]] or converters[o.value]
+      if converter then option:convert(converter) end
     end
   end
   run:argument("script", "The Lua file.")

@@ -46,7 +46,7 @@ end
 --- Ask all ranks to stop, as a signal does. Any rank; those that were told on_stop heed it.
 function M.request_stop()
   local s = state.stop
-  if not s then P.fail "request_stop: peri.on_stop(f) goes before it" end
+  if not s then P.fail "request_stop: peri.on_stop(f) or peri.stopping() goes before it" end
   s.own = s.own or seconds()
 end
 
@@ -98,11 +98,12 @@ local function group_of(s)
   return s.group
 end
 
---- At the end of a step of one's own loop: why all ranks stop, and the seconds that are left, or nil. The first time it does the functions
---- of on_stop have been called. Collective; what it says was asked before its last call, so that no rank waits for the others.
+--- At the end of a step of one's own loop: why all ranks stop, and the seconds that are left, or nil. The first call does what on_stop
+--- without a function does. When it returns a reason, the functions of on_stop have been called. Collective; what it says was asked
+--- before its last call, so that no rank waits for the others.
 function M.stopping()
+  if not state.stop then M.on_stop() end
   local s = state.stop
-  if not s then P.fail "stopping: peri.on_stop(f) goes before it" end
   local group = not s.reason and group_of(s)
   if group then
     local vote = s.vote

@@ -210,10 +210,14 @@ local function verdict(F, R, code, signal, asked, ended)
   return ending or ("mpirun ended with exit code %d and gave no reason (with --mpi --verbose it says more)"):format(code), code
 end
 
+--- Words without their numbers, also hexadecimal ones: processes, addresses, sizes and random names are others each time.
+local function without_numbers(text) return (text:gsub("%x*%d%x*", "#")) end
+
 --- How a job has ended, as text that is the same when it ends so again.
 local function way_of(R, code, text)
   local who = R.code > 128 and R.failed or "some" -- whose error comes first among ranks that fail alike is a matter of time
-  return ("%d|%s|%d|%s|%s"):format(code, tostring(who), R.code, (text or ""):gsub("process %d+", "process"), R.reports.first or "")
+  return ("%d|%s|%d|%s|%s"):format(code, tostring(who), R.code, without_numbers(text or ""),
+    without_numbers(R.reports.first or ""))
 end
 
 --- What signals to the launcher come to: `take(signal, now)` one that has come; `late(now)` when the grace time may be over. `asked`: the
