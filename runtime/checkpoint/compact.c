@@ -99,6 +99,7 @@ peri_status peri_checkpoint_compact(peri_checkpoint *c, const char *path, bool r
     if (!*c->m.parent)
         return peri__fail(PERI_EINVAL, "peri_checkpoint_compact: '%.300s' is no increment: it is whole by itself", c->folder);
     if (!c->parent) return peri__fail(PERI_EINVAL, "peri_checkpoint_compact: '%.300s' was opened alone", c->folder);
+    PERI_TRY(peri_checkpoint_may_publish(path, &(peri_checkpoint_facts){.same_as = c->m.digest}, replace));
     PERI_TRY(verify_all(c));
     PERI_TRY(peri_checkpoint_folder_new(path, &folder));
     peri_status status = write(c, peri_checkpoint_folder_path(folder), path, replace, digest);

@@ -65,15 +65,23 @@ static peri_status replaceable(const char *path, bool replace, const peri_checkp
     if (S_ISDIR(s.st_mode) && lstat(manifest, &s) == 0) {
         PERI_TRY(peri__checkpoint_child(path, child));
         const bool known = (facts->same_as || facts->parent) && peri_checkpoint_identify(path, &old) >= 0;
-        if (known && facts->parent && strcmp(old.digest, facts->parent) == 0)
-            return peri__fail(PERI_EINVAL, "checkpoint: '%.300s' is not replaced: what is saved is an increment of it; take another name",
-                              path);
+        if (known && facts->parent && (strcmp(old.digest, facts->parent) == 0 || strcmp(old.same_as, facts->parent) == 0))
+            return peri__fail(PERI_EINVAL,
+                              "checkpoint: '%.300s' is not replaced: what is saved is an increment of it; take another name, and "
+                              "'perilune checkpoint compact' makes one of both, or save a full checkpoint", path);
         if (!*child || (known && facts->same_as && strcmp(old.digest, facts->same_as) == 0)) return PERI_OK;
         return peri__fail(PERI_EINVAL, "checkpoint: '%.200s' is not replaced: '%.200s' is an increment of it; take another name", path,
                           child);
     }
     return peri__fail(PERI_EINVAL,
                       "checkpoint: '%.300s' is there and is no checkpoint, so it is not replaced; remove it, or take another name", path);
+}
+
+peri_status peri_checkpoint_may_publish(const char *path, const peri_checkpoint_facts *facts, bool replace)
+{
+    static const peri_checkpoint_facts nothing;
+    PERI_NEED(path);
+    return replaceable(path, replace, facts ? facts : &nothing);
 }
 
 /** Remove what is in folder @path, which is open as @fd: the manifest first, so that what is half removed is no checkpoint. @file: what

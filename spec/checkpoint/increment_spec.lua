@@ -297,11 +297,10 @@ describe("an increment", function()
     save("place", q, { increments = true })
     train(q, 3, 3)
     for _, as in ipairs { false, true } do
-      local function try()
-        local handle = save("place", q, { replace = true, increment_of = at, async = as })
-        if as then handle:wait() end
-      end
-      assert.error_matches(try, "place' is not replaced: what is saved is an increment of it; take another name")
+      -- An error of the call, before anything is written.
+      local function try() save("place", q, { replace = true, increment_of = at, async = as }) end
+      assert.error_matches(try, "place' is not replaced: what is saved is an increment of it; take another name.*compact.*or save a full")
+      assert.error_matches(function() save("place", q, { async = as }) end, "place' is there already")
     end
     load("place", q)
     same(want, state(q))

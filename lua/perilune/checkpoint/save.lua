@@ -334,13 +334,20 @@ local function sources_of(pieces)
   return list
 end
 
+--- What the manifest says beside tensors; the texts are s's.
+local function facts_of(s)
+  local facts = ffi.new "peri_checkpoint_facts"
+  s.of = s.parent and s.parent:digest()
+  facts.values, facts.parent, facts.increment = s.text, s.of, s.parent and s.parent:increment() + 1 or 0
+  return facts
+end
+
 --- Join the parts of all ranks to the checkpoint: its digest. pause (or nil): called as long as it goes on, which takes no time of this
 --- thread then.
 local function publish(s, all, pause)
   local list, digest = ffi.new("const char *[?]", #all), ffi.new "char[33]"
   for i, part in ipairs(all) do list[i - 1] = part end
-  local facts, of = ffi.new "peri_checkpoint_facts", s.parent and s.parent:digest()
-  facts.values, facts.parent, facts.increment = s.text, of, s.parent and s.parent:increment() + 1 or 0
+  local facts = facts_of(s)
   if not pause then
     check(C.peri_checkpoint_publish(s.folder, s.path, list, #all, facts, s.a.replace, digest))
     return ffi.string(digest)
@@ -379,6 +386,7 @@ local function begin(s, given)
   s.pieces = with_lists(s.rank, util.map(parts_of.from_first(group, func, orders), function(i) return pieces[i] end))
   together(group, func, function()
     if s.rank ~= 0 then return end
+    check(C.peri_checkpoint_may_publish(s.path, facts_of(s), a.replace))
     check(C.peri_checkpoint_folder_new(s.path, folder_out))
     s.held = wrap_folder(folder_out[0])
     s.folder = ffi.string(C.peri_checkpoint_folder_path(s.held.ptr))

@@ -154,6 +154,9 @@ typedef struct peri_checkpoint_facts {
 PERI_API peri_status peri_checkpoint_publish(const char *folder, const char *path, const char *const *parts, int32_t n,
                                              const peri_checkpoint_facts *facts, bool replace, char digest[PERI_CHECKPOINT_DIGEST + 1]);
 
+/** Whether peri_checkpoint_publish would refuse @path as things are, with its words: to be asked before anything is written. */
+PERI_API peri_status peri_checkpoint_may_publish(const char *path, const peri_checkpoint_facts *facts, bool replace);
+
 /** peri_checkpoint_publish by a thread of its own. */
 typedef struct peri_checkpoint_publishing peri_checkpoint_publishing;
 
