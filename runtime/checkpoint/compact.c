@@ -2,7 +2,10 @@
  *
  * compact.c: a full checkpoint of a chain: every tensor is read through the chain in blocks, and written as a whole.
  */
+#include "files.h"
 #include "reader.h"
+
+#include <sys/file.h>
 
 /** All bytes of all checkpoints of the chain are what their checksums say. */
 static peri_status verify_all(peri_checkpoint *c)
@@ -103,6 +106,11 @@ peri_status peri_checkpoint_compact(peri_checkpoint *c, const char *path, bool r
     PERI_TRY(verify_all(c));
     PERI_TRY(peri_checkpoint_folder_new(path, &folder));
     peri_status status = write(c, peri_checkpoint_folder_path(folder), path, replace, digest);
+    /* In its own place: what it was has another name now, is durable as the new one, and goes if nobody else reads it. */
+    if (status >= 0 && peri__same_folder(peri_checkpoint_folder_path(folder), c->dir)) {
+        flock(c->dir, LOCK_UN);
+        peri__saving_remove(peri_checkpoint_folder_path(folder));
+    }
     peri_checkpoint_folder_release(folder);
     return status;
 }

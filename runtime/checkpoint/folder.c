@@ -75,6 +75,14 @@ static int lock_folder(const char *path)
     return -1;
 }
 
+void peri__saving_remove(const char *path)
+{
+    int lock = lock_folder(path);
+    if (lock < 0) return;
+    remove_saving(path);
+    close(lock);
+}
+
 /** The folder that @path is in. */
 static void parent_of(const char *path, char out[PATH_MAX])
 {

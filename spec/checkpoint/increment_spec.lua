@@ -327,6 +327,13 @@ describe("an increment", function()
     c = peri.checkpoint.open(folder .. "/fork-1")
     c:compact(folder .. "/fork-1", true) -- in its place: its increments go on
     c:close()
+    assert.equal("", (shell.run(("ls -A %s | grep saving"):format(folder)))) -- the old one is gone
+    local alone = folder .. "/alone"
+    peri.checkpoint.save(alone .. "/one", r, { values = { step = 1000 } })
+    shell.run(("cp -r %s/fork-1 %s/fork-2 %s"):format(folder, folder, alone))
+    local listed = shell.run(("%s checkpoint ls %s"):format(shell.perilune, alone))
+    assert.matches("\nfork%-2 [^\n]* fork%-1  ", listed) -- by its name, as it stands for the parent
+    assert.matches("\none +1000 ", listed)
     peri.checkpoint.remove(folder .. "/fork-0")
     for name, of in pairs { ["fork-2"] = q, ["fork-other"] = r } do
       local again = build()

@@ -140,7 +140,8 @@ function Checkpoint:levels()
   return list
 end
 
---- Make a full checkpoint at `path` of an increment and what it is an increment of; it stands for it. Returns its digest.
+--- Make a full checkpoint at `path` of an increment and what it is an increment of; it stands for it. Returns its digest. replace: its own
+--- path may be `path`; then nothing can be read from this object any more, and open() opens the new one.
 function Checkpoint:compact(path, replace)
   local digest = ffi.new "char[33]"
   check(C.peri_checkpoint_compact(pointer(self), path, replace or false, digest))

@@ -6,6 +6,7 @@ local util = require "perilune.util"
 local checkpoint = require "perilune.checkpoint"
 local listed = require "perilune.checkpoint.names"
 local Checkpoint = checkpoint.Checkpoint
+local C = P.C
 
 local M = {}
 local BLOCK = 2 ^ 22 -- elements that are compared or written at once
@@ -43,21 +44,30 @@ end
 
 local actions = {}
 
+--- The step that its values say, a Saver's or of `values = { step = }`.
+local function step_of(values)
+  if type(values) ~= "table" then return "-" end
+  local saver = type(values.saver) == "table" and values.saver or values
+  return type(saver.step) == "number" and ("%.15g"):format(saver.step) or "-"
+end
+
 function actions.ls(paths)
   local rows = { { "name", "step", "tensors", "bytes", "ranks", "increment of", "digest" } }
-  local by_digest = {}
+  local by_digest, stands_for, identity = {}, {}, ffi.new "peri_checkpoint_identity"
   for _, name in ipairs(listed.all(paths[1])) do
     local ok, c = pcall(Checkpoint, paths[1] .. "/" .. name, true)
     if not ok then rows[#rows + 1] = { name, "-", "-", "-", "-", "-", "damaged: see perilune checkpoint show" }
     else
       local values = c:values()
-      rows[#rows + 1] = { name, tostring(type(values.values) == "table" and values.values.saver and values.values.saver.step or "-"),
+      rows[#rows + 1] = { name, step_of(values.values),
         tostring(#c:names()), size_text(bytes_of(c)), tostring(values.ranks or "-"), c:parent() or "-", c:digest() }
       by_digest[c:digest()] = name
+      local same = C.peri_checkpoint_identify(paths[1] .. "/" .. name, identity) >= 0 and ffi.string(identity.same_as) or ""
+      stands_for[same] = name
       c:close()
     end
   end
-  for i = 2, #rows do rows[i][6] = by_digest[rows[i][6]] or rows[i][6] end
+  for i = 2, #rows do rows[i][6] = by_digest[rows[i][6]] or stands_for[rows[i][6]] or rows[i][6] end
   if #rows == 1 then print(("'%s': no checkpoints"):format(paths[1])) else print_table(rows) end
   return 0
 end
