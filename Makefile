@@ -2,6 +2,7 @@
 #
 #   make                 build everything under build/
 #   make demo            set up, build, train a DLRM on 2 ranks       RANKS= STEPS= PLAN= SCHEDULE= DATA= CHECKPOINT= ARGS=
+#                        CHECKPOINT=FOLDER: goes on from there; how it saves: EVERY=10s FULL_EVERY= KEEP= ASYNC=1
 #                        DEVICE=cuda: on the machine's GPUs, a rank each (builds the plugin with nvcc: minutes)
 #   make test            set up, build, run every test
 #   make fuzz            every fuzzer for SECONDS=60, with other inputs each time   SECONDS= SEED= ONLY=
@@ -449,7 +450,10 @@ STEPS ?=
 PLAN ?=
 SCHEDULE ?=
 CHECKPOINT ?=
-EVERY ?= 10s
+EVERY ?= $(if $(PERI_CHECKPOINT_EVERY),,10s)
+FULL_EVERY ?=
+KEEP ?=
+ASYNC ?=
 # Without Open MPI there is one rank; the runner says so.
 WORLD = $(if $(HAVE_MPI),$(call quoted,$(or $(strip $(RANKS)),2)),1)
 # One word of the shell.
@@ -466,7 +470,8 @@ demo-run: all $(DEMO_PLUGINS)
 	@$(if $(DEVICE),:,[ $(GPUS) = 0 ] || echo 'perilune: this machine has a GPU; make demo DEVICE=cuda trains on it$(if $(HAVE_CUDA),, (with the CUDA Toolkit: nvcc))')
 	@mkdir -p build/demo
 	@$(if $(filter cuda_host,$(DEVICE)),PERI_PLUGIN_PATH=$(abspath $B/cuda_host):$(abspath $B)) $(LAUNCHER) run -n $(WORLD) \
-	  $(if $(CHECKPOINT),--checkpoint $(call quoted,$(CHECKPOINT)) --every $(call quoted,$(EVERY))) examples/dlrm.lua --out build/demo \
+	  $(if $(CHECKPOINT),--checkpoint $(call quoted,$(CHECKPOINT)) $(if $(EVERY),--every $(call quoted,$(EVERY))) \
+	  $(if $(FULL_EVERY),--full-every $(call quoted,$(FULL_EVERY))) $(if $(KEEP),--keep $(call quoted,$(KEEP))) $(if $(filter-out 0,$(ASYNC)),--async)) examples/dlrm.lua --out build/demo \
 	  $(if $(DEVICE),--device $(call quoted,$(DEVICE))) $(if $(STEPS),--steps $(call quoted,$(STEPS))) \
 	  $(if $(PLAN),--plan $(call quoted,$(PLAN))) $(if $(DATA),--data $(call quoted,$(DATA))) \
 	  $(if $(SCHEDULE),--schedule $(call quoted,$(SCHEDULE))) $(ARGS)

@@ -91,8 +91,9 @@ local function main()
   local summary = copy({ data = data.name, ranks = peri.world_size(), steps = result.steps, kept_step = result.kept,
     schedule = options.schedule.name, stopped_early = result.stopped, finished = result.finished, validation = result.validation,
     seconds_preparing = prepared, seconds_training = result.seconds,
-    samples = result.steps * options.batch_size, samples_per_s = result.steps * options.batch_size / result.seconds, tables = places.list,
+    samples = result.steps * options.batch_size, tables = places.list,
   }, options, { "batch_size", "steps_per_pass", "learning_rate", "dense_learning_rate", "plan", "seed", "device" })
+  if result.taken > 0 then summary.samples_per_s = result.taken * options.batch_size / result.seconds end -- of this start
   summary.plan = summary.plan or "automatic"
   judge(options, data, model, summary, say)
   if peri.stopped() then return stopped "before all was judged" end -- loaders end early then: numbers would be of some samples

@@ -56,7 +56,8 @@ function M.finish(out, summary, points)
   file:write(json.encode(summary, { indent = true, keyorder = SUMMARY_ORDER }) .. "\n")
   file:close()
   local drawn = picture.draw(out, summary, points)
-  print(("\n%s samples/s, %s in all; see %s/log.jsonl, %ssummary.json"):format(Progress.grouped(summary.samples_per_s),
+  local rate = summary.samples_per_s and Progress.grouped(summary.samples_per_s) .. " samples/s" or "no step was left to train"
+  print(("\n%s, %s in all; see %s/log.jsonl, %ssummary.json"):format(rate,
     Progress.duration(summary.seconds), out, drawn and "curve.png, " or ""))
 end
 

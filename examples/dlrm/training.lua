@@ -13,7 +13,7 @@ local function judge(watch, step, result)
   watch.last = { step = step, loss = result.logloss, auc = result.auc }
   if best then
     watch.lowest, watch.worse = watch.last, 0
-    if watch.best then watch.best:keep(step) end
+    if watch.best then watch.lowest.kept = watch.best:keep(step) end
   else
     watch.worse = watch.worse + 1
   end
@@ -66,13 +66,16 @@ local function values_of(watch, points, losses)
 end
 
 --- Go on where a checkpoint is (peri.checkpoint.Saver): returns the steps that were made.
-local function resume(saver, watch, points, losses)
+local function resume(saver, watch, points, losses, log)
   local step, values = saver:resume()
   if not step then return 0 end
   watch.lowest, watch.last, watch.worse, watch.pending = values.lowest, values.last, values.worse, values.pending
-  for i, point in ipairs(values.points) do points[i] = point end
+  for i, point in ipairs(values.points) do
+    points[i] = point
+    log:write(point) -- the log is that of the whole run
+  end
   for i, loss in ipairs(values.losses) do losses[i] = peri.tensor(loss) end
-  if watch.best then watch.best:resume(watch.lowest and watch.lowest.step) end
+  if watch.best then watch.best:resume(watch.lowest and watch.lowest.kept) end
   return step
 end
 
@@ -108,7 +111,8 @@ end
 --- Train at most options.steps steps; afterwards the model has the best weights (options.patience > 0) or the last. Returns the points of
 --- the curve { step =, pass =, loss =, samples_per_s =, validation_loss =, validation_auc =, best = }, and a table: steps (taken), kept
 --- (the step of the weights), stopped (early), interrupted (asked to stop: then there are only steps), finished (with the validation
---- samples), validation { samples =, loss =, auc = (of those weights), last_loss = } or nil, seconds (no looks). Collective.
+--- samples), validation { samples =, loss =, auc = (of those weights), last_loss = } or nil, taken (steps of this start), seconds (for
+--- these, no looks). Collective.
 function M.run(options, data, model, optimizer, log)
   local pipeline = pipeline_of(options, model, optimizer)
   local batches = data.loader { part = data.training_part, batch_size = options.batch_size, epochs = math.huge, drop_last = true,
@@ -118,9 +122,10 @@ function M.run(options, data, model, optimizer, log)
   local samples = looking and looked_at(options, data, model)
   local watch = { patience = options.patience, worse = 0, pending = false } -- pending: a look was interrupted
   if looking and options.patience > 0 then watch.best = Best(model, saver.folder or options.out) end
-  local points, losses, note, go_on = {}, {}, nil, true
-  local step = resume(saver, watch, points, losses)
-  local progress = Progress { total = options.steps, samples_per_step = options.batch_size, first = step,
+  local points, losses, note, go_on = {}, {}
+  local step = resume(saver, watch, points, losses, log)
+  go_on = not watch.best or watch.worse < watch.patience -- it may have come to its end
+  local first, progress = step, Progress { total = options.steps, samples_per_step = options.batch_size, first = step,
     style = peri.rank() > 0 and "off" or nil }
 
   --- A point of the curve, with a look where one is due.
@@ -150,7 +155,7 @@ function M.run(options, data, model, optimizer, log)
     trace(options, pipeline, step)
     if looking and looks_now(options, step) or step % options.log_every == 0 or step == options.steps then add_point() end
     if points[1] then progress:update(step, points[#points].loss, note) end
-    local saved = go_on and saver:step(step, values)
+    local saved = saver:step(step, values)
     if saved and watch.best then watch.best:was_saved() end
   end
   if peri.stopped() then
@@ -161,11 +166,12 @@ function M.run(options, data, model, optimizer, log)
     return points, { steps = step, interrupted = true }
   end
   progress:close()
-  saver:close()
+  local last = saver:close(step, values)
+  if last and watch.best then watch.best:was_saved() end
   pipeline:close() -- batches that were loaded ahead
   batches:stop()
   return points, conclude(options, data, pipeline, watch, { steps = step, kept = step, stopped = not go_on and step < options.steps,
-    seconds = progress:seconds() })
+    seconds = progress:seconds(), taken = step - first })
 end
 
 --- What came of it, in words.

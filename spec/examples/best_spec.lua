@@ -8,7 +8,11 @@ package.path = "examples/?.lua;" .. package.path
 local Best = require "dlrm.best"
 
 local folder, clean = shell.temporary()
-teardown(function() clean() end)
+local folder_of_savers, clean_savers = shell.temporary()
+teardown(function()
+  clean()
+  clean_savers()
+end)
 
 local Model = peri.nn.Module:extend "Model"
 function Model:init(ebc, device)
@@ -50,7 +54,7 @@ local function run(world, device, args)
   world:barrier():wait()
   assert.equal("best-10\nbest-20\n", kept()) -- a run that is resumed knows the first
   local resumed = Best(model, folder)
-  resumed:resume(10)
+  resumed:resume "best-10"
   resumed:restore()
   assert.same(first, weights(model, device))
   best:was_saved()
@@ -69,6 +73,24 @@ local function run(world, device, args)
   world:barrier():wait()
   assert.equal("", kept())
 end
+
+it("the best weights that a checkpoint of the folder knows stay, and are not replaced", function()
+  require("perilune.dist.sim").run(1, function()
+    local at, p = folder_of_savers, peri.nn.Linear { in_features = 3, out_features = 2 }
+    local best, saver = Best(p, at), peri.checkpoint.Saver { folder = at, parts = { model = p }, every = 9, keep = 2 }
+    local function save(step, name)
+      assert.equal(name, best:keep(step))
+      saver:save(step, { lowest = { kept = name } })
+      best:was_saved()
+    end
+    save(5, "best-5")
+    save(6, "best-6")
+    assert.equal("best-5\nbest-6\nsave-000001-step-5\nsave-000002-step-6\n", (shell.run("ls " .. at)))
+    save(6, "best-6-2") -- another future
+    saver:close()
+    assert.equal("best-6\nbest-6-2\nsave-000002-step-6\nsave-000003-step-6\n", (shell.run("ls " .. at)))
+  end)
+end)
 
 describe("the best weights come back:", function()
   local sizes = { sizes = { 1, 3 } }
