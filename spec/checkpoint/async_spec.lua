@@ -65,6 +65,18 @@ local entries = {
 }
 
 describe("an asynchronous save", function()
+  it("copies at the pace that it is given", function()
+    local path, parts = folder .. "/pace", { linear = peri.nn.Linear { in_features = 2, out_features = 1 } }
+    for _, bad in ipairs { 0, -1, 1.5, 0 / 0 } do
+      assert.error_matches(function() peri.checkpoint.save(path, parts, { async = true, pace = bad }) end, "pace is .*, allowed")
+    end
+    assert.error_matches(function() peri.checkpoint.save(path, parts, { pace = 0.5 }) end, "pace is 0.5, allowed with async = true")
+    assert.error_matches(function() peri.checkpoint.Saver { parts = parts, pace = 2 } end, "Saver: pace is 2, allowed")
+    local save = peri.checkpoint.save(path, parts, { async = true, pace = 1 })
+    while not save:done() do end
+    assert.equal(save:wait(), peri.checkpoint.open(path):digest())
+  end)
+
   for name, make in peri.util.ordered(entries) do
     it(("of tables %s is the state at its call, on 1 to 3 ranks"):format(name), function()
       for n, optimizer in ipairs { "adam", "rowwise_adagrad", "sgd" } do

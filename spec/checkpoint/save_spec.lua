@@ -109,6 +109,14 @@ describe("a checkpoint", function()
     assert.equal(text(p.model:state_dict()), text(again.model:state_dict()))
   end)
 
+  it("has one path on all ranks", function()
+    sim.run(2, function(_, world)
+      local ok, err = pcall(peri.checkpoint.save, folder .. "/path-" .. world:rank(), build(world, plan.row_wise()), { group = world })
+      assert.is_false(ok)
+      assert.matches("the path is '[^']*path%-0' on rank 0 and '[^']*path%-1' on rank 1", tostring(err))
+    end)
+  end)
+
   it("that does not fit is one error that lists it all, on all ranks, and nothing changes", function()
     local path = folder .. "/other"
     sim.run(2, function(_, world)
@@ -221,6 +229,7 @@ describe("values beside tensors", function()
       assert.error_matches(function() values.decode(json, "spec") end, "^spec: '%$%a+' of its values is nothing that a checkpoint has",
         nil, json)
     end
-    assert.error_matches(function() values.encode({ f = print }, "spec") end, "spec: values%[f%] is a function")
+    assert.error_matches(function() values.encode({ f = print }, "spec") end, "spec: values%.f is a function")
+    assert.error_matches(function() values.encode({ { ["a b"] = print } }, "spec") end, 'spec: values%[1%]%["a b"%] is a function')
   end)
 end)

@@ -33,6 +33,15 @@ describe("a Saver", function()
     assert.is_nil(again:close(11)) -- it is saved already
   end)
 
+  it("counts steps forwards, and names a value that cannot be kept as its user does", function()
+    local saver = peri.checkpoint.Saver { folder = folder .. "/forwards", parts = model(), every = 100 }
+    saver:step(5)
+    assert.error_matches(function() saver:step(4) end, "Saver:step: step 4, after step 5; steps go up")
+    assert.error_matches(function() saver:save(3) end, "Saver:save: step 3, after step 5")
+    assert.error_matches(function() saver:save(6, { 1, { f = print } }) end, "Saver:save: values%[2%]%.f is a function")
+    saver:close()
+  end)
+
   it("goes by what really continued, whatever the steps of other futures", function()
     local path, p = folder .. "/futures", model()
     local saver = peri.checkpoint.Saver { folder = path, parts = p, every = 10, keep = 9 }

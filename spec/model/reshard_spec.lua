@@ -97,6 +97,17 @@ local cases = {
 }
 
 describe("a model that is resharded", function()
+  it("goes through a folder that is there", function()
+    sim.run(2, function(_, world)
+      local case = cases["tables in memory"]
+      local p = build(world, case[1], case)
+      local ok, err = pcall(p.model.reshard, p.model, case[2], { folder = folder .. "/not/there" })
+      assert.is_false(ok)
+      assert.matches("folder '[^']*/not/there' is not there", tostring(err))
+      assert.equal("", (shell.run("ls " .. folder .. " | grep not")))
+    end)
+  end)
+
   for name, case in peri.util.ordered(cases) do
     it("A -> B -> A is the one that never was: " .. name, function()
       local path = folder .. "/" .. name:gsub(" ", "_")

@@ -23,7 +23,7 @@ local M = {}
 local _, _, _, wrap_moment = P.handle("peri_moment", {}, nil, "a moment of tables")
 local moment_out, index_out = ffi.new "peri_moment *[1]", ffi.new "int64_t[1]"
 --- How copying goes on: bytes that are copied at once, without looking at the time; the share of the time that it may take while the
---- program does something else, and the seconds that it may take at once.
+--- program does something else, where the save does not say another (`pace`), and the seconds that it may take at once for that share.
 M.pace = { block = 2 ^ 18, share = 0.02, most = 0.02 }
 local SLEEP = 100000 -- a round of peri_pause that sleeps
 local OUTCOME = 2048       -- bytes of the outcome that rank 0 sends
@@ -213,7 +213,8 @@ end
 --- Copy for a share of the time since the last call.
 local function progress(self)
   local at = now()
-  self._credit = math.min(M.pace.most, self._credit + M.pace.share * (at - self._looked))
+  local share = self._s.a.pace or M.pace.share
+  self._credit = math.min(M.pace.most * math.max(1, share / M.pace.share), self._credit + share * (at - self._looked))
   if self._credit > 0 then
     advance(self, false, self._credit)
     self._credit = self._credit - (now() - at)

@@ -262,6 +262,7 @@ local arguments = {
   increment_of = util.optional.string, -- path of the checkpoint, saved or loaded with increments = true or an increment itself, of which
                                   -- this one is to be an increment, in the same folder
   async = false,                  -- return at once, with a handle: see checkpoint/async.lua
+  pace = util.optional.number,    -- with async, the share of the time that copying takes: above 0, at most 1; default: 0.02
 }
 
 -- -- increments -----------------------------------------------------------------------------------------------------------------------
@@ -359,6 +360,15 @@ local function publish(s, all, pause)
   return ffi.string(digest)
 end
 
+--- Ranks that save together save under the same path, which they told.
+local function one_path(func, all)
+  for r, told in ipairs(all) do
+    if told[3] ~= all[1][3] then
+      P.fail(("%s: the path is '%s' on rank 0 and '%s' on rank %d, wanted the same on all ranks"):format(func, all[1][3], told[3], r - 1))
+    end
+  end
+end
+
 --- The first half of a save: what is to be written, and where. Collective.
 local function begin(s, given)
   local group, func, a = s.group, s.func, s.a
@@ -368,16 +378,19 @@ local function begin(s, given)
     s.pieces, trees, own, extra = collect(parts, s.rank)
     for _, p in ipairs(s.pieces) do any = any or maps.is_state(p) end
     s.parent = a.increment_of and open_parent(func, s.path, a, not any) -- maps are compared with all of it
-    values.encode({ own, trees, extra, a.values }, func) -- an error now
+    values.encode(a.values, func) -- errors now
+    values.encode({ own, trees }, func, "state")
+    values.encode(extra, func, "get_extra_state")
     s.tracker = tracker_for(func, parts, a, s.parent)
     s.point = s.tracker and tracker_of.begin(s.tracker, sources_of(s.pieces))
     if s.parent then leave_out(s.parent, s.tracker, s.pieces) end
     told = announcements(s.pieces, group)
   end)
   if s.parent then parts_of.one_digest(group, func, a.increment_of, s.parent:digest()) end
-  local all = parts_of.to_first(group, func, { told, own })
+  local all = parts_of.to_first(group, func, { told, own, s.path })
   together(group, func, function()
     if s.rank ~= 0 then return end
+    one_path(func, all)
     orders = orders_of(util.map(all, function(of) return of[1] end))
     for name in util.ordered(own) do trees[name] = { ranks = util.map(all, function(of) return of[2][name] end) } end
     s.text = values.encode({ parts = trees, extra = extra, values = a.values, ranks = group and group:size() or 1 }, func)
@@ -451,6 +464,9 @@ function M.save(path, given, options)
   signature.value(func, "path", path, "string")
   local a = util.named(func, options or {}, arguments)
   parts_of.check_path(func, path)
+  if a.pace and not (a.async and a.pace > 0 and a.pace <= 1) then
+    P.fail(("%s: pace is %g, allowed with async = true: above 0, at most 1"):format(func, a.pace))
+  end
   async.settle(func)
   local s = { func = func, path = path, a = a, group = parts_of.group(func, a.group) }
   s.rank = s.group and s.group:rank() or 0

@@ -47,6 +47,7 @@ local arguments = {
   keep = util.optional.number,     -- the newest so many are kept, with what they are increments of; default: PERI_CHECKPOINT_KEEP, else 3
   keep_every = util.optional.number, -- and those of every so many steps, for ever
   async = util.optional,           -- true: go on while a checkpoint is written (async.lua); default: PERI_CHECKPOINT_ASYNC is 1
+  pace = util.optional.number,     -- with async, the share of the time that copying takes: above 0, at most 1; default: 0.02
   resume = util.optional.string,   -- "auto": the newest that is good; "no"; or a checkpoint's path; default: PERI_CHECKPOINT_RESUME,
                                    -- else auto
   group = util.optional,           -- the ranks that save together; default: the world, if one was joined
@@ -64,6 +65,8 @@ function Saver:init(args)
   self.keep_every = a.keep_every and util.integer(func, "keep_every", a.keep_every, 1) or false
   if a.async ~= nil then signature.value(func, "async", a.async, "boolean") end
   self.async = a.async or a.async == nil and of_launcher "_ASYNC" == "1"
+  self.pace = a.pace or false
+  if a.pace and not (a.pace > 0 and a.pace <= 1) then P.fail(("%s: pace is %g, allowed: above 0, at most 1"):format(func, a.pace)) end
   self.saving = false -- the save that is under way: { handle =, step = of the one before it }
   self._resume = a.resume or of_launcher "_RESUME" or "auto"
   for _, part in ipairs(parts_of.list(func, self.parts)) do -- an error now, not at the first save
@@ -71,6 +74,7 @@ function Saver:init(args)
   end
   self.group = parts_of.group(func, a.group) or false
   self.rank = self.group and self.group:rank() or 0
+  self.at = 0 -- the newest step that it was told
   self.number, self.last_step, self.from = 0, false, false -- of the last save; the path of what the run went on from
   self.parent, self.increments = false, 0 -- path of what the next increment is one of; how many there are since the full checkpoint
   self._saved_at, self._next_check = C.peri_time_ns(), 1
@@ -216,7 +220,7 @@ function Saver:resume()
       local own = type(values) == "table" and values.saver
       if not own then P.fail(("Saver:resume: '%s' was not saved by a Saver, so it does not say its step; checkpoint.load takes it"):format(
         entry.path)) end
-      self.last_step, self.from = own.step, entry.path
+      self.last_step, self.from, self.at = own.step, entry.path, own.step
       self.number, self.first = auto and list[1].number or self.number, is_within(self, entry.path) and own.first or false
       self:_go_on_from(entry.path)
       if self.rank == 0 then say("going on from '%s', step %d", entry.path, own.step) end
@@ -270,6 +274,12 @@ local function next_parent(self)
   end
 end
 
+--- Steps are counted forwards.
+function Saver:_forward(func, step)
+  if step < self.at then P.fail(("%s: step %d, after step %d; steps go up from that of resume()"):format(func, step, self.at)) end
+  self.at = step
+end
+
 --- Save now, after `step` steps, with `values` beside: plain numbers, texts and tables, or a function that returns them. Returns the path;
 --- nil without a folder. With async the save is under way then, and ends behind the steps that follow; what it meets is an error of the
 --- next save, or of close. Collective.
@@ -277,24 +287,29 @@ function Saver:save(step, values)
   if not self.folder then return nil end
   util.integer("Saver:save", "step", step, 0)
   if self.closed then P.fail "Saver:save: it was closed" end
+  self:_forward("Saver:save", step)
   settle(self)
-  local number, steps = on_first(self, "Saver:save", function()
+  if util.is_callable(values) then values = values() end
+  local ok, wrong = pcall(encode, values, "Saver:save") -- all ranks hear of it
+  local number, told = on_first(self, "Saver:save", function()
     local newest = Saver.list(self.folder)[1]
     if newest and not self.resumed and self.number == 0 then
       P.fail(("Saver:save: folder '%s' has checkpoints of an earlier run, and saver:resume() was not called: call it before the first step "
         .. "(--resume no starts anew), or take another folder"):format(self.folder))
     end
     return free_number(self.folder, math.max(self.number, newest and newest.number or 0) + 1, step)
-  end, step)
-  for r, other in ipairs(steps) do
-    if other ~= step then P.fail(("Saver:save: step %d on rank %d, and %d on rank %d"):format(step, self.rank, other, r - 1)) end
+  end, { step = step, wrong = not ok and errors.describe(wrong) or false })
+  if not ok then error(wrong, 0) end
+  for r, other in ipairs(told) do
+    if other.step ~= step then P.fail(("Saver:save: step %d on rank %d, and %d on rank %d"):format(step, self.rank, other.step, r - 1)) end
+    if other.wrong then P.fail(("%s (on rank %d)"):format(other.wrong, r - 1)) end
   end
   local path = path_of(self.folder, number, step)
   local first = self.first or number
-  if util.is_callable(values) then values = values() end
   local parent = next_parent(self)
   local result = save(path, self.parts, { values = { saver = { number = number, step = step, first = first }, user = values },
-    group = self.group or nil, async = self.async or nil, increments = self.full_every > 1, increment_of = parent })
+    group = self.group or nil, async = self.async or nil, pace = self.async and self.pace or nil,
+    increments = self.full_every > 1, increment_of = parent })
   if self.async then
     self.saving = { handle = result, before = self.last_step, parent = self.parent, increments = self.increments }
   end
@@ -323,6 +338,7 @@ end
 --- After each step: saves if it is time, or if the run was asked to stop (peri.on_stop). Returns the path of what was saved, or nil.
 --- Collective.
 function Saver:step(step, values)
+  self:_forward("Saver:step", step)
   if not self.stepped then
     self.stepped = true
     self:_tell("stepped", "")

@@ -58,7 +58,11 @@ end
 
 local function write_table(x, func, path, depth)
   local parts = {}
-  local function inner(key, value) return write(value, func, ("%s[%s]"):format(path, tostring(key)), depth + 1) end
+  local function inner(key, value)
+    local word = type(key) == "string" and key:match "^[%a_][%w_]*$"
+    local place = word and "." .. word or ("[%s]"):format(type(key) == "string" and ("%q"):format(key) or tostring(key))
+    return write(value, func, path .. place, depth + 1)
+  end
   if depth > DEPTH then P.fail(("%s: %s is nested deeper than %d tables, or contains itself"):format(func, path:sub(1, 80), DEPTH)) end
   local shape = shape_of(x)
   if shape == "list" then
@@ -86,8 +90,8 @@ write = function(x, func, path, depth)
   P.fail(("%s: %s is %s, allowed: nil, booleans, numbers, strings and plain tables of them"):format(func, path, errors.kind(x)))
 end
 
---- The JSON text of a value; func: whose it is, for errors.
-function M.encode(x, func) return write(x, func, "values", 1) end
+--- The JSON text of a value; func: whose it is, and name: what its user calls it ("values"), for errors.
+function M.encode(x, func, name) return write(x, func, name or "values", 1) end
 
 local numbers = { nan = 0 / 0, inf = math.huge, ["-inf"] = -math.huge }
 

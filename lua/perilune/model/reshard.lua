@@ -58,7 +58,11 @@ local function folder_of(model, options)
       P.fail(FUNC .. ": ranks are on several machines; folder = names one that all of them share, for the tables meanwhile")
     end
   end
-  return options.folder or environment "TMPDIR" or "/var/tmp"
+  local folder = options.folder or environment "TMPDIR" or "/var/tmp"
+  local there = io.open(folder .. "/.")
+  if not there then P.fail(("%s: folder '%s' is not there"):format(FUNC, folder)) end
+  there:close()
+  return folder
 end
 
 -- -- there and back --------------------------------------------------------------------------------------------------------------------
