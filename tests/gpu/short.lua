@@ -3,8 +3,7 @@
 local peri = require "perilune"
 local ffi = require "ffi"
 local Tensor, sparse, nn = peri.Tensor, peri.sparse, peri.nn
-local device = arg[1] or "cuda"
-local compared = 0
+local device, compared = arg[1] or "cuda", 0
 
 --- Compare what f(device) returns, a list of tensors, with what f "cpu" does: equal, or within `tolerance` of the largest number.
 local function same(name, f, tolerance)
@@ -38,7 +37,7 @@ local function floats_on(d, shape, seed) return Tensor.uniform(shape, -1, 1, see
 
 -- Tables: forward, backward, forward again.
 local table_cases = { { "FP16", "rowwise_adagrad" }, { "BF16", "adagrad" }, { "INT8", "none" }, { "INT4", "none" } }
-local optimizers = require "perilune.embed.config"
+local optimizers, changes = require "perilune.embed.config", require "perilune.embed.changes"
 for _, name in ipairs(optimizers.optimizers()) do table_cases[#table_cases + 1] = { "FP32", name } end
 local function params_of(name) -- with what takes every kernel of the optimizer
   local params = optimizers.usual_params(name)
@@ -51,14 +50,15 @@ local function params_of(name) -- with what takes every kernel of the optimizer
 end
 for _, c in ipairs(table_cases) do
   same(("table batch %s %s"):format(c[1], c[2]), function(d)
-    local B, L, D = 7, 5, 36
-    local tables, blocks = {}, {}
+    local B, L, D, tables, blocks = 7, 5, 36, {}, {}
     for t = 1, 2 do
       tables[t] = { name = "t" .. t, rows = 50, cols = D, init = c[2] ~= "none" and peri.embed.constant(0.5) or nil }
       blocks[t] = { table = t, first_bag = (t - 1) * B, bags = B, out_offset = (t - 1) * D, out_stride = 2 * D }
     end
     local batch = peri.embed.tbe.new { tables = tables, data_type = c[1], seed = 1, device = d,
       fused_params = params_of(c[2]) }
+    local source = { batch = batch, table = 0, name = "weight" }
+    local marks = changes.marks(source)
     local offsets = ffi.new("int64_t[?]", 2 * B + 1)
     for b = 0, 2 * B do offsets[b] = b * L end
     offsets = Tensor.from_memory(offsets, { 2 * B + 1 }, "i64", d)
@@ -77,7 +77,7 @@ for _, c in ipairs(table_cases) do
       end
     end
     batch:forward(ids, offsets, blocks, out)
-    return { out }
+    return { out, changes.rows(source, changes.take(marks), 0) }
   end, 1e-5)
 end
 
