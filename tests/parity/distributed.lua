@@ -195,7 +195,7 @@ return {
   { "torchrec.distributed.sharding.dp_sharding", elsewhere("runtime/shard/types/data_parallel.c",
       "spec/shard/parity_spec.lua: data_parallel", "*") },
   { "torchrec.distributed.sharding.dynamic_sharding",
-    elsewhere("model:reshard", "spec/model/reshard_spec.lua: a model that is resharded", "*") },
+    elsewhere("peri.model.DistributedModelParallel:reshard", "spec/model/reshard_spec.lua: a model that is resharded", "*") },
   { "torchrec.distributed.sharding.grid_sharding", elsewhere("runtime/shard/types/grid_shard.c",
       "spec/shard/parity_spec.lua: grid_shard", "*") },
   { "torchrec.distributed.sharding.rw_kjt_pool_sharding", missing(pools, "*") },
