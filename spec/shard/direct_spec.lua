@@ -2,7 +2,7 @@
 -- they lie (runtime/shard/direct.c). Outputs and updated weights are those of the unsharded tables on the ids of all ranks. Weights and
 -- gradients are whole numbers, and so are all sums: they are equal, whatever order they are added up in.
 -- (sim moves all rows through buffers: the other specs of this folder.)
--- mpirun: 2 3
+-- mpirun: 3
 -- machines: 2,2
 local peri = require "perilune"
 local ffi = require "ffi"
