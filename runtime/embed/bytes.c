@@ -17,7 +17,7 @@ static peri_status table_bytes(const peri_tbe_config *c, int64_t i, int64_t rows
     int32_t n = peri__states_of(c->dtype, &c->optimizer, states);
     for (int32_t k = 0; k < n; k++) {
         int32_t geometry = states[k].geometry;
-        bool has_rows = geometry == PERI_STATE_FULL || geometry == PERI_STATE_ROW;
+        bool has_rows = peri__has_rows(geometry);
         *(has_rows ? of_rows : others) +=
             (double)peri__state_elements(geometry, rows, t->cols, elements) * (double)peri_dtype_size(states[k].dtype);
     }

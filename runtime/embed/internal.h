@@ -211,6 +211,8 @@ peri_status peri__offsets_of_equal(peri_device *device, int64_t bags, int64_t le
 int32_t peri__states_of(int32_t dtype, const peri_tbe_optimizer *optimizer, peri__state out[PERI__STATES]);
 /** Elements that a table's rows take in a table batch, a multiple of @alignment; -1: more than can be counted. */
 int64_t peri__table_elements(int32_t dtype, int64_t rows, int64_t cols, int64_t alignment);
+/** Whether a state of PERI_STATE_* @geometry has something for each row of a table, as the weights have. */
+static inline bool peri__has_rows(int32_t geometry) { return geometry == PERI_STATE_FULL || geometry == PERI_STATE_ROW; }
 /** Elements that a state of PERI_STATE_* @geometry has of a table of @rows x @cols whose rows take @elements. */
 int64_t peri__state_elements(int32_t geometry, int64_t rows, int64_t cols, int64_t elements);
 /** What peri_tbe_new refuses of @config, apart from its device. */

@@ -170,7 +170,7 @@ int32_t peri__tbe_parts(const peri_tbe *tbe, peri_k_cache_part part[PERI_CACHE_P
     int32_t n = 0;
     for (int32_t i = 0; i < tbe->n_states; i++) {
         const peri__state *s = &tbe->state[i];
-        if (s->geometry != PERI_STATE_FULL && s->geometry != PERI_STATE_ROW) continue;
+        if (!peri__has_rows(s->geometry)) continue;
         part[n++] = (peri_k_cache_part){
             .base = peri__data(s->flat), .bytes = (int32_t)peri_dtype_size(s->dtype), .row = s->geometry == PERI_STATE_ROW};
     }

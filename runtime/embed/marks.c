@@ -180,8 +180,7 @@ peri_tbe *peri__tbe_of_view(const peri_tensor *t, int64_t *table, int32_t *state
 {
     peri_tbe *tbe = peri__tbe_holding(t, state);
     if (!tbe) return NULL;
-    const int32_t geometry = tbe->state[*state].geometry;
-    *table = geometry == PERI_STATE_FULL || geometry == PERI_STATE_ROW ? table_of_view(tbe, *state, t) : -1;
+    *table = peri__has_rows(tbe->state[*state].geometry) ? table_of_view(tbe, *state, t) : -1;
     if (*table >= 0) return tbe;
     peri_tbe_release(tbe);
     return NULL;
@@ -242,7 +241,7 @@ peri_status peri_tbe_read_rows(peri_tbe *tbe, int64_t table, const char *name, c
     PERI_TRY(check_words(f, rows));
     const int32_t geometry = peri_tbe_state_geometry(tbe, name), ndim = peri_tbe_state_shape(tbe, table, name, shape);
     if (geometry < 0 || ndim < 0) return geometry < 0 ? geometry : ndim;
-    if (geometry != PERI_STATE_FULL && geometry != PERI_STATE_ROW) return peri__fail(PERI_EINVAL, "%s: state '%.60s' has no rows", f, name);
+    if (!peri__has_rows(geometry)) return peri__fail(PERI_EINVAL, "%s: state '%.60s' has no rows", f, name);
     while (strcmp(tbe->state[part].name, name) != 0) part++;
     const int64_t n = peri__numel(rows), *list = peri__data(rows);
     for (int64_t i = 0; i < n; i++)

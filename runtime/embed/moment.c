@@ -65,11 +65,6 @@ struct peri_moment {
     atomic_int failed;          /* status of the first copy that could not be made */
 };
 
-static bool has_rows(const peri_tbe *tbe, int32_t state)
-{
-    return tbe->state[state].geometry == PERI_STATE_FULL || tbe->state[state].geometry == PERI_STATE_ROW;
-}
-
 /* -- copying before rows change ------------------------------------------------------------------------------------------------------- */
 
 /** The table of a linear row. */
@@ -369,7 +364,7 @@ peri_status peri_moment_add_table(peri_moment *m, peri_tbe *tbe, int64_t table, 
     PERI_TRY(peri_tbe_state_shape(tbe, table, name, shape)); /* it names what is wrong with the table or the name */
     int32_t state = 0;
     while (strcmp(tbe->state[state].name, name) != 0) state++;
-    if (!has_rows(tbe, state))
+    if (!peri__has_rows(tbe->state[state].geometry))
         return peri__fail(PERI_EINVAL, "peri_moment_add_table: '%s' of table '%s' has no rows", name, tbe->tables[table].name);
     return add(m, tbe, table, state, dtype, index);
 }

@@ -33,7 +33,7 @@ static double bytes_of(const peri_tbe *tbe, int64_t i, bool mapped)
     int32_t n = peri__states_of(tbe->dtype, &tbe->optimizer, states);
     double bytes = 0;
     for (int32_t k = 0; k < n; k++) {
-        bool rows = states[k].geometry == PERI_STATE_FULL || states[k].geometry == PERI_STATE_ROW;
+        bool rows = peri__has_rows(states[k].geometry);
         int64_t from = i < tbe->n_tables ? peri__state_offset(tbe, &states[k], i) : 0;
         int64_t to = peri__state_offset(tbe, &states[k], i < tbe->n_tables ? i + 1 : i);
         if (rows || !mapped) bytes += (double)(to - from) * (double)peri_dtype_size(states[k].dtype);

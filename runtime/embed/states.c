@@ -35,7 +35,7 @@ static peri_status view_of(const char *function, peri_tbe *tbe, int64_t table, c
     int32_t i;
     PERI_TRY(check_table_index(function, tbe, table));
     PERI_TRY(state_index(function, tbe, table, name, &i));
-    bool rows = tbe->state[i].geometry == PERI_STATE_FULL || tbe->state[i].geometry == PERI_STATE_ROW;
+    bool rows = peri__has_rows(tbe->state[i].geometry);
     if (rows && !tbe->store->whole)
         return peri__fail(PERI_EUNSUPPORTED,
                           "%s: the rows of table '%s' are behind a cache, so there is no view of them; read and write rows", function,
@@ -140,7 +140,7 @@ peri_status peri_tbe_write(peri_tbe *tbe, int64_t table, const char *name, int64
     int32_t part;
     PERI_TRY(enter_part("peri_tbe_write", tbe, table, name, &part));
     peri_status status = part == 0 ? peri__floats_held("peri_tbe_write", tbe, table, row, src) : PERI_OK;
-    const bool rows = tbe->state[part].geometry == PERI_STATE_FULL || tbe->state[part].geometry == PERI_STATE_ROW;
+    const bool rows = peri__has_rows(tbe->state[part].geometry);
     if (status >= 0 && rows && tbe->watches) status = tell_write(tbe, table, part, row, src);
     if (status >= 0) {
         tbe->writes += part == 0;

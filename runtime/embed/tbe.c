@@ -298,7 +298,7 @@ static peri_status new_states(peri_tbe *tbe, bool mapped)
         peri__state *s = &states[i];
         int64_t elements = peri__state_offset(tbe, s, tbe->n_tables);
         bool bare = i == 0 && !peri__tbe_bytes(tbe->dtype);
-        bool rows = s->geometry == PERI_STATE_FULL || s->geometry == PERI_STATE_ROW;
+        bool rows = peri__has_rows(s->geometry);
         PERI_TRY(peri__tensor_placed(tbe->device, s->dtype, 1, &elements, mapped && rows, &s->flat));
         tbe->state[tbe->n_states++] = *s;
         if (!bare) PERI_TRY(peri_tensor_fill(s->flat, s->which == PERI__STATE_MAX_COUNTER ? 1 : 0));

@@ -57,8 +57,7 @@ static void listen(peri_tbe *tbe, bool on)
 {
     tbe->writes_watch = (peri__storage_watch){.before = written, .ctx = tbe};
     for (int32_t i = 0; i < tbe->n_states && tbe->store->whole; i++) {
-        const int32_t geometry = tbe->state[i].geometry;
-        if (geometry != PERI_STATE_FULL && geometry != PERI_STATE_ROW) continue;
+        if (!peri__has_rows(tbe->state[i].geometry)) continue;
         atomic_store_explicit(&tbe->state[i].flat->storage->watch, on ? &tbe->writes_watch : NULL, memory_order_release);
     }
 }

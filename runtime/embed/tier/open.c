@@ -73,7 +73,7 @@ peri_status peri__tier_bytes(const peri_tbe_config *c, int64_t i, bool apart, in
     peri__row_header h = {.rows = t->rows, .cols = t->cols};
     int32_t n = peri__states_of(c->dtype, &c->optimizer, states);
     for (int32_t k = 0; k < n; k++) {
-        if (states[k].geometry != PERI_STATE_FULL && states[k].geometry != PERI_STATE_ROW) continue;
+        if (!peri__has_rows(states[k].geometry)) continue;
         int32_t bytes = (int32_t)peri_dtype_size(states[k].dtype);
         h.part_bytes[h.n_parts++] = states[k].geometry == PERI_STATE_ROW ? -bytes : bytes;
     }
