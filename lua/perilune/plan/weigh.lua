@@ -141,14 +141,20 @@ function Knapsack:fill(longest, left_hbm, left_ddr, ms)
   return ms
 end
 
---- The least T, to so many parts of a thousand, that can be had with a share of the device's memory; nil: none.
-function Knapsack:shortest(share)
+--- A T that no plan is better than, whatever memory there is: of the table whose quickest option is the slowest.
+local function slowest_table(self)
   local low = 0
   for t = 0, self.n - 1 do
     local least = math.huge
     for i = self.first[t], self.first[t + 1] - 1 do least = math.min(least, self.longest[i]) end
     low = math.max(low, least)
   end
+  return low
+end
+
+--- The least T, to so many parts of a thousand, that can be had with a share of the device's memory; nil: none.
+function Knapsack:shortest(share)
+  local low = slowest_table(self)
   local function does(T)
     local ms = self:solve(T, share)
     return ms and ms <= T * self.ranks * (1 + 1e-9)
@@ -170,12 +176,7 @@ end
 --- A T, to so many parts of a thousand, that no plan is better than. With any prices, what tables cost at least, less the price of all the
 --- memory that there is, is no more than what any plan takes in all (the dual of the knapsack).
 function Knapsack:bound()
-  local low, high = 0, self:shortest(1)
-  for t = 0, self.n - 1 do
-    local least = math.huge
-    for i = self.first[t], self.first[t + 1] - 1 do least = math.min(least, self.longest[i]) end
-    low = math.max(low, least)
-  end
+  local low, high = slowest_table(self), self:shortest(1)
   local function impossible(T)
     self.proved = 0
     self:solve(T, 1)
