@@ -16,6 +16,7 @@ local util = require "perilune.util"
 local signature = require "perilune.signature"
 local Tensor = require "perilune.tensor"
 local changes = require "perilune.embed.changes"
+local parts_of = require "perilune.checkpoint.parts"
 local C, check, state = P.C, P.check, P.state
 
 local M = {}
@@ -143,19 +144,7 @@ local function agree(self)
     while not work:test() do coroutine.yield() end
     return work:wait()
   end
-  local mine = (self._failure and "-" or "+") .. (self._failure or self._part)
-  local texts = { mine }
-  if group then
-    local lengths = arrive(group:all_gather(Tensor.tensor({ #mine }, "i64", "cpu"))):to_list()
-    local send, receive, n = {}, {}, group:size()
-    for r = 1, n do send[r], receive[r] = r == 1 and #mine or 0, s.rank == 0 and lengths[r] or 0 end
-    local bytes, total = arrive(group:all_to_all_v(Tensor.from_memory(mine, { #mine }, "u8", "cpu"), send, receive)):read()
-    local all, at = ffi.string(bytes, total), 1
-    for r = 1, s.rank == 0 and n or 0 do
-      texts[r] = all:sub(at, at + lengths[r] - 1)
-      at = at + lengths[r]
-    end
-  end
+  local texts = parts_of.to_first(group, s.func, (self._failure and "-" or "+") .. (self._failure or self._part), arrive)
   local outcome
   if s.rank == 0 then
     for r, text in ipairs(texts) do

@@ -69,14 +69,18 @@ function M.one_digest(group, func, path, digest)
   end
 end
 
---- `value` of every rank, as a list on rank 0; nil on the others. What ranks tell about 100,000 tables is for rank 0 only. Collective.
-function M.to_first(group, func, value)
+local function wait_for(work) return work:wait() end
+
+--- `value` of every rank, as a list on rank 0; nil on the others. What ranks tell about 100,000 tables is for rank 0 only. arrive(work) (or
+--- nil): waits for an exchange and returns its result. Collective.
+function M.to_first(group, func, value, arrive)
+  arrive = arrive or wait_for
   if not group then return { value } end
   local bytes, n, first = serial.encode(value, func), group:size(), group:rank() == 0
-  local lengths = group:all_gather(Tensor.tensor({ #bytes }, "i64", "cpu")):wait():to_list()
+  local lengths = arrive(group:all_gather(Tensor.tensor({ #bytes }, "i64", "cpu"))):to_list()
   local send, receive = {}, {}
   for r = 1, n do send[r], receive[r] = r == 1 and #bytes or 0, first and lengths[r] or 0 end
-  local buffer, total = group:all_to_all_v(Tensor.from_memory(bytes, { #bytes }, "u8", "cpu"), send, receive):wait():read()
+  local buffer, total = arrive(group:all_to_all_v(Tensor.from_memory(bytes, { #bytes }, "u8", "cpu"), send, receive)):read()
   if not first then return nil end
   local all, list, at = ffi.string(buffer, total), {}, 1
   for r = 1, n do
@@ -206,10 +210,16 @@ function M.flatten(dict, name, tensors)
   return rest
 end
 
---- Put a tensor where its name says into what flatten returned for its part.
-function M.place(rest, name, tensor)
+--- The keys of such a name, behind its part's.
+local function keys_of(name)
   local keys = {}
   for text in (name:match "^[^/]*/(.*)$" .. "/"):gmatch "([^/]*)/" do keys[#keys + 1] = key_of(text) end
+  return keys
+end
+
+--- Put a tensor where its name says into what flatten returned for its part.
+function M.place(rest, name, tensor)
+  local keys = keys_of(name)
   for i = 1, #keys - 1 do
     rest[keys[i]] = type(rest[keys[i]]) == "table" and rest[keys[i]] or {}
     rest = rest[keys[i]]
@@ -219,9 +229,7 @@ end
 
 --- What is at the place of such a name; nil: there is none.
 function M.at(rest, name)
-  for text in (name:match "^[^/]*/(.*)$" .. "/"):gmatch "([^/]*)/" do
-    rest = type(rest) == "table" and rest[key_of(text)]
-  end
+  for _, key in ipairs(keys_of(name)) do rest = type(rest) == "table" and rest[key] end
   return rest
 end
 

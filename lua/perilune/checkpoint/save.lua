@@ -312,10 +312,16 @@ local function leave_out(parent, tracker, pieces)
   end
 end
 
---- The tracker of the first model among the parts, which counts for all; nil: there is none, or nothing is to be marked.
+--- The first model among the parts, whose tracker counts for all; nil: there is none.
+local function model_of(parts)
+  for _, part in ipairs(parts) do
+    if part.module then return part.object end
+  end
+end
+
+--- The tracker of these parts; nil: there is no model, or nothing is to be marked.
 local function tracker_for(func, parts, a, parent)
-  local model
-  for _, part in ipairs(parts) do model = model or part.module and part.object end
+  local model = model_of(parts)
   local tracker = model and tracker_of.of(model, a.increments)
   if not parent then return tracker end
   if not known_as(tracker, parent.path) then
@@ -434,28 +440,20 @@ end
 --- The parts have been loaded from checkpoint `digest` as a whole: mark the rows that change from now on. as_is: names of the tensors that
 --- are as the checkpoint has them; rows of others count as changed.
 function M.mark(parts, digest, as_is)
-  for _, part in ipairs(parts) do
-    if part.module then
-      local tracker = tracker_of.of(part.object, true)
-      local pieces = collect(parts, 0)
-      local point = tracker_of.begin(tracker, sources_of(pieces))
-      for _, p in ipairs(pieces) do
-        if p.source and not as_is[p.name] then tracker_of.forget(point, p.source) end
-      end
-      tracker_of.settle(tracker, point, digest)
-      return
-    end
+  local model = model_of(parts)
+  if not model then return end
+  local tracker, pieces = tracker_of.of(model, true), collect(parts, 0)
+  local point = tracker_of.begin(tracker, sources_of(pieces))
+  for _, p in ipairs(pieces) do
+    if p.source and not as_is[p.name] then tracker_of.forget(point, p.source) end
   end
+  tracker_of.settle(tracker, point, digest)
 end
 
 --- Whether this rank knows which rows of the parts changed since the checkpoint at `path`, so that an increment of it can be saved.
 function M.knows(parts, path)
-  for _, part in ipairs(parts_of.list("checkpoint.save", parts)) do
-    if part.module then
-      return known_as(tracker_of.of(part.object), path) ~= nil
-    end
-  end
-  return false
+  local model = model_of(parts_of.list("checkpoint.save", parts))
+  return model ~= nil and known_as(tracker_of.of(model), path) ~= nil
 end
 
 --- See checkpoint.save.

@@ -262,11 +262,16 @@ local function settle(self)
   on_first(self, "Saver:save", function() sweep(self) end)
 end
 
---- What the next save is an increment of; nil: it is a full one. All ranks alike.
-local function next_parent(self)
-  if self.full_every == 1 or not self.parent or self.increments + 1 >= self.full_every then return nil end
-  local own, all = knows(self.parts, self.parent), true
-  for _, other in ipairs(self.group and self.group:all_gather_object(own, "Saver:save") or { own }) do all = all and other end
+--- Whether the next save is to be an increment, if all ranks know what changed. All ranks alike.
+local function wants_increment(self)
+  return self.full_every > 1 and self.parent and self.increments + 1 < self.full_every
+end
+
+--- What the next save is an increment of; nil: it is a full one. told: what ranks told in Saver:save.
+local function next_parent(self, told)
+  if not wants_increment(self) then return nil end
+  local all = true
+  for _, other in ipairs(told) do all = all and other.knows end
   if all then return self.parent end
   if self.rank == 0 then
     say("which rows changed since '%s' is not known any more (the model, or what it saved beside, is another): saving a full checkpoint",
@@ -298,7 +303,8 @@ function Saver:save(step, values)
         .. "(--resume no starts anew), or take another folder"):format(self.folder))
     end
     return free_number(self.folder, math.max(self.number, newest and newest.number or 0) + 1, step)
-  end, { step = step, wrong = not ok and errors.describe(wrong) or false })
+  end, { step = step, wrong = not ok and errors.describe(wrong) or false,
+    knows = wants_increment(self) and knows(self.parts, self.parent) or false })
   if not ok then error(wrong, 0) end
   for r, other in ipairs(told) do
     if other.step ~= step then P.fail(("Saver:save: step %d on rank %d, and %d on rank %d"):format(step, self.rank, other.step, r - 1)) end
@@ -306,7 +312,7 @@ function Saver:save(step, values)
   end
   local path = path_of(self.folder, number, step)
   local first = self.first or number
-  local parent = next_parent(self)
+  local parent = next_parent(self, told)
   local result = save(path, self.parts, { values = { saver = { number = number, step = step, first = first }, user = values },
     group = self.group or nil, async = self.async or nil, pace = self.async and self.pace or nil,
     increments = self.full_every > 1, increment_of = parent })
