@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 enum { JOBS = 16, THREADS = 4, WRITE_BACK = 32 << 20 };
@@ -18,6 +19,8 @@ typedef struct job {
     peri__io_file *file;
     void *data;
     int64_t bytes, at;
+    peri__io_then *then;
+    const void *context;
     bool done;
 } job;
 
@@ -70,10 +73,28 @@ static bool is_direct(const peri__io_file *file)
 
 void peri__io_file_direct(peri__io_file *file) { set_direct(file, true); }
 
-char *peri__io_pages(int64_t bytes, char **memory)
+static int64_t whole_pages(int64_t bytes) { return peri__ceil_div(bytes, PERI__IO_HUGE) * PERI__IO_HUGE; }
+
+char *peri__io_pages(int64_t bytes)
 {
-    *memory = peri__alloc((size_t)bytes + PERI__IO_PAGE);
-    return *memory ? *memory + (PERI__IO_PAGE - (uintptr_t)*memory % PERI__IO_PAGE) % PERI__IO_PAGE : NULL;
+    const size_t n = (size_t)whole_pages(bytes);
+    char *p = peri__fault(PERI_FAULT_alloc)
+                  ? MAP_FAILED
+                  : mmap(NULL, n + PERI__IO_HUGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) {
+        peri__fail(PERI_ENOMEM, "checkpoint: no memory for %lld bytes of buffers", (long long)bytes);
+        return NULL;
+    }
+    const size_t before = (PERI__IO_HUGE - (uintptr_t)p % PERI__IO_HUGE) % PERI__IO_HUGE;
+    if (before) munmap(p, before);
+    munmap(p + before + n, PERI__IO_HUGE - before);
+    madvise(p + before, n, MADV_HUGEPAGE);
+    return p + before;
+}
+
+void peri__io_pages_free(char *p, int64_t bytes)
+{
+    if (p) munmap(p, (size_t)whole_pages(bytes));
 }
 
 /* -- the thread ------------------------------------------------------------------------------------------------------------------------ */
@@ -112,7 +133,12 @@ static peri_status read_in(const job *j)
 
 static peri_status perform(const job *j, bool failed)
 {
-    if (j->kind == READ) return failed ? PERI_OK : read_in(j);
+    if (j->kind == READ && failed) return PERI_OK;
+    if (j->kind == READ) {
+        PERI_TRY(read_in(j));
+        if (j->then) j->then(j->context, (const char *)j->data + j->at % PERI__IO_PAGE, j->bytes, j->at);
+        return PERI_OK;
+    }
     if (j->kind == WRITE) return failed ? PERI_OK : write_out(j);
     peri_status status = PERI_OK;
     if (failed) close(j->file->fd);
@@ -197,9 +223,10 @@ int64_t peri__io_write(peri__io *io, peri__io_file *file, const void *data, int6
     return give(io, &(job){.kind = WRITE, .file = file, .data = (void *)(uintptr_t)data, .bytes = bytes, .at = at});
 }
 
-int64_t peri__io_read(peri__io *io, peri__io_file *file, void *data, int64_t bytes, int64_t at)
+int64_t peri__io_read(peri__io *io, peri__io_file *file, void *data, int64_t bytes, int64_t at, peri__io_then *then,
+                      const void *context)
 {
-    return give(io, &(job){.kind = READ, .file = file, .data = data, .bytes = bytes, .at = at});
+    return give(io, &(job){.kind = READ, .file = file, .data = data, .bytes = bytes, .at = at, .then = then, .context = context});
 }
 
 int64_t peri__io_finish(peri__io *io, peri__io_file *file) { return give(io, &(job){.kind = FINISH, .file = file}); }

@@ -29,7 +29,7 @@ void peri_checkpoint_release(peri_checkpoint *c)
         peri__manifest_fini(&c->m);
         peri__free(c->folder);
         peri__free(c->own.buffer);
-        peri__free(c->own.ring);
+        peri__io_pages_free(c->own.ring, PERI__READ_RING);
         peri__free(c);
         peri__object_count(-1);
     }

@@ -17,8 +17,7 @@
 #include <xxhash.h>
 
 enum {
-    READ_BLOCK = 2 << 20, /* bytes that are read at once */
-    READ_AHEAD = 8,       /* blocks */
+    READ_BLOCK = PERI__IO_HUGE - 2 * PERI__IO_PAGE, /* bytes that are read at once */
     READ_THREADS = 4,
     HASHED = 1 << 17, /* bytes that are hashed and then copied: they fit into a cache */
     FAR = 4096        /* bytes between two runs of elements, below which the disk reads them anyway */
@@ -103,28 +102,28 @@ static peri_status damaged(const peri_checkpoint *c, const peri__entry *e, const
 /** What is done with a block of a piece: @data are the bytes from @at on. */
 typedef peri_status block_fn(void *context, const char *data, int64_t bytes, int64_t at);
 
-/** Bytes [@at, @at + @bytes) of a piece, in blocks of @step bytes (READ_BLOCK at most): the threads read those that come next while @f has
- *  one. @direct: past the page cache. */
-static peri_status each_block(peri_checkpoint *c, const peri__piece *p, int64_t at, int64_t bytes, int64_t step, bool direct, block_fn *f,
-                              void *context)
+/** Bytes [@at, @at + @bytes) of a piece, in blocks of @step bytes (READ_BLOCK at most): the threads read those that come next, past the
+ *  page cache, and give them to @then (NULL: to nobody), while @f has one. */
+static peri_status each_block(peri_checkpoint *c, const peri__piece *p, int64_t at, int64_t bytes, int64_t step, peri__io_then *then,
+                              block_fn *f, void *context)
 {
     peri__tools *tools = c->tools;
-    const int64_t room = READ_BLOCK + 2 * PERI__IO_PAGE, n = peri__ceil_div(bytes, step);
-    int64_t jobs[READ_AHEAD], given = 0;
+    const int64_t n = peri__ceil_div(bytes, step);
+    int64_t jobs[PERI__READ_AHEAD], given = 0;
     peri__io_file *file;
-    if (!tools->ring && !(tools->block = peri__io_pages(READ_AHEAD * room, &tools->ring))) return PERI_ENOMEM;
+    if (!tools->ring && !(tools->ring = peri__io_pages(PERI__READ_RING))) return PERI_ENOMEM;
     if (!tools->io) PERI_TRY(peri__io_new(READ_THREADS, &tools->io));
-    PERI_TRY(have_file(c, p->file, direct, &file));
+    PERI_TRY(have_file(c, p->file, true, &file));
     peri_status status = PERI_OK;
     for (int64_t k = 0; status >= 0 && k < n; k++) {
-        for (; given < n && given < k + READ_AHEAD; given++) {
+        for (; given < n && given < k + PERI__READ_AHEAD; given++) {
             const int64_t from = given * step;
-            jobs[given % READ_AHEAD] =
-                peri__io_read(tools->io, file, tools->block + given % READ_AHEAD * room, peri__min(step, bytes - from),
-                              p->begin + at + from);
+            jobs[given % PERI__READ_AHEAD] =
+                peri__io_read(tools->io, file, tools->ring + given % PERI__READ_AHEAD * PERI__IO_HUGE, peri__min(step, bytes - from),
+                              p->begin + at + from, then, context);
         }
-        status = peri__io_wait(tools->io, jobs[k % READ_AHEAD]);
-        const char *data = tools->block + k % READ_AHEAD * room + (p->begin + at + k * step) % PERI__IO_PAGE;
+        status = peri__io_wait(tools->io, jobs[k % PERI__READ_AHEAD]);
+        const char *data = tools->ring + k % PERI__READ_AHEAD * PERI__IO_HUGE + (p->begin + at + k * step) % PERI__IO_PAGE;
         if (status >= 0) status = f(context, data, peri__min(step, bytes - k * step), at + k * step);
     }
     if (status < 0) peri__io_clear(tools->io);
@@ -160,7 +159,7 @@ peri_status peri_checkpoint_verify(peri_checkpoint *c, int64_t index, int64_t pi
     XXH3_64bits_reset(hash);
     const bool list = peri__lists_rows(peri__entry_name(&c->m, e)) && e->dtype == PERI_I64;
     verifying v = {.hash = hash, .list = list, .ordered = true, .before = -1};
-    peri_status status = each_block(c, p, 0, p->bytes, READ_BLOCK, true, verify_block, &v);
+    peri_status status = each_block(c, p, 0, p->bytes, READ_BLOCK, NULL, verify_block, &v);
     if (status >= 0 && p->checked && XXH3_64bits_digest(hash) != p->checksum) status = damaged(c, e, p);
     if (status >= 0 && !v.ordered)
         status = peri__fail(PERI_EFORMAT, "checkpoint '%.200s': list of rows '%.150s' is in disorder", c->folder,
@@ -263,30 +262,50 @@ typedef struct reading {
     XXH3_state_t *hash;            /* NULL: it is not compared with its checksum */
     int32_t dimension;             /* that blocks are cut in; of those before it one index at a time is read */
     bool straight;                 /* the target's memory has the bytes in the same order */
-    bool direct;                   /* past the page cache */
+    bool laid;                     /* the threads that read put blocks into the target's memory */
 } reading;
 
-/** A block of the piece, to where it belongs: whole rows of dimension q->dimension or, if q->straight, any bytes. */
+/** The block of @bytes from @at on, in the terms of q->k: whole rows of dimension q->dimension. */
+static copying block_at(const reading *q, int64_t bytes, int64_t at)
+{
+    const int32_t d = q->dimension;
+    copying k = q->k;
+    k.low[d] = k.from[d] = q->offset[d] + (d ? at % k.from_stride[d - 1] : at) / k.from_stride[d];
+    k.high[d] = k.low[d] + bytes / k.from_stride[d];
+    return k;
+}
+
+/** A block to where it belongs in the target's memory: whole rows of dimension q->dimension or, if q->straight, any bytes. @at: in the
+ *  file. Several threads have blocks of their own. */
+static void lay(const void *context, const char *data, int64_t bytes, int64_t at)
+{
+    const reading *q = context;
+    const target *to = q->to;
+    at -= q->piece->begin;
+    if (q->straight) {
+        char *out = to->memory + at + (q->offset[0] - to->want.offset[0]) * q->k.from_stride[0];
+        if (out != data) memcpy(out, data, (size_t)bytes);
+        return;
+    }
+    copying k = block_at(q, bytes, at);
+    memcpy(k.to, to->want.offset, sizeof k.to);
+    strides(to->ndim, to->want.size, to->size, k.to_stride);
+    copy_from(&k, 0, data, to->memory);
+}
+
+/** What the owner does with a block: bools are checked before anything has them, and targets that are no memory get it. */
 static peri_status accept(void *context, const char *data, int64_t bytes, int64_t at)
 {
     reading *q = context;
     const target *to = q->to;
-    const int32_t d = q->dimension;
-    const int64_t row = q->k.from_stride[d];
-    if (to->dtype == PERI_BOOL) PERI_TRY(check_bools(q->c, q->piece, data, bytes, at));
-    if (q->straight) {
-        char *out = to->memory + at + (q->offset[0] - to->want.offset[0]) * q->k.from_stride[0];
-        for (int64_t b = 0; b < bytes; b += HASHED) {
-            const size_t n = (size_t)peri__min(HASHED, bytes - b);
-            if (q->hash) XXH3_64bits_update(q->hash, data + b, n);
-            if (out != data) memcpy(out + b, data + b, n);
-        }
-        return PERI_OK;
-    }
     if (q->hash) XXH3_64bits_update(q->hash, data, (size_t)bytes);
-    q->k.low[d] = q->k.from[d] = q->offset[d] + (d ? at % q->k.from_stride[d - 1] : at) / row;
-    q->k.high[d] = q->k.low[d] + bytes / row;
-    return deliver(to, &q->k, data, q->c->tools->buffer + HASHED);
+    if (to->dtype == PERI_BOOL) PERI_TRY(check_bools(q->c, q->piece, data, bytes, at));
+    if (!to->memory) {
+        copying k = block_at(q, bytes, at);
+        return deliver(to, &k, data, q->c->tools->buffer + HASHED);
+    }
+    if (!q->laid) lay(q, data, bytes, q->piece->begin + at);
+    return PERI_OK;
 }
 
 /** The rows of dimension @d that both have; of the dimensions before it one index is chosen, whose bytes begin at @at in the piece. */
@@ -303,7 +322,10 @@ static peri_status read_rows(reading *q, int32_t d, int64_t at)
             status = read_rows(q, d + 1, at + (r - q->offset[d]) * row);
         }
     } else if (bytes > HASHED) {
-        status = each_block(q->c, q->piece, from, bytes, q->straight ? READ_BLOCK : READ_BLOCK / row * row, q->direct, accept, q);
+        q->laid = q->to->memory && q->to->dtype != PERI_BOOL;
+        const int64_t step = q->straight ? READ_BLOCK : READ_BLOCK / row * row;
+        status = each_block(q->c, q->piece, from, bytes, step, q->laid ? lay : NULL, accept, q);
+        q->laid = false;
     } else {
         char *into = q->straight ? q->to->memory + (low - q->to->want.offset[0]) * row : q->c->tools->buffer;
         status = get(q->c, q->piece, q->to->dtype, into, bytes, from);
@@ -339,7 +361,6 @@ static peri_status read_piece(peri_checkpoint *c, const peri__entry *e, const pe
     if (whole && p->checked && !q.hash) return peri__fail(PERI_ENOMEM, "peri_checkpoint_read: no memory for a hash");
     if (q.hash) XXH3_64bits_reset(q.hash);
     q.straight = full_rows && to->memory;
-    q.direct = full_rows; /* of other rows somebody else reads other columns soon: the page cache keeps them */
     peri_status status = read_rows(&q, 0, 0);
     if (status >= 0 && q.hash && XXH3_64bits_digest(q.hash) != p->checksum) status = damaged(c, e, p);
     XXH3_freeState(q.hash);

@@ -16,10 +16,15 @@
 #include "io.h"
 #include "manifest.h"
 
+enum {
+    PERI__READ_AHEAD = 8, /* blocks that are read before they are wanted */
+    PERI__READ_RING = PERI__READ_AHEAD * PERI__IO_HUGE
+};
+
 /** What reading needs beside the files; those of a chain share them. */
 typedef struct peri__tools {
     peri__io *io;       /* NULL until something is read that is larger than a block */
-    char *ring, *block; /* memory of blocks, and its first page */
+    char *ring;         /* PERI__READ_AHEAD buffers of PERI__IO_HUGE bytes */
     char *buffer;       /* of the larger of PERI__IO_BLOCK and what a run of elements needed */
     int64_t buffer_bytes;
 } peri__tools;

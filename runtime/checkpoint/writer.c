@@ -18,6 +18,7 @@
 #define FILE_BYTES ((int64_t)16 << 30)
 enum {
     BUFFERS = 4,     /* of the ring, PERI__IO_BLOCK bytes each */
+    RING = BUFFERS * PERI__IO_BLOCK,
     HASHED = 1 << 17 /* bytes that are copied and then hashed: they fit into a cache */
 };
 
@@ -88,7 +89,7 @@ void peri_checkpoint_writer_release(peri_checkpoint_writer *w)
     peri__free(w->stem);
     peri__free(w->part);
     peri__free(w->buffer);
-    peri__free(w->ring);
+    peri__io_pages_free(w->ring, RING);
     peri__free(w);
     peri__object_count(-1);
 }
@@ -195,10 +196,9 @@ static peri_status lay_out(peri_checkpoint_writer *w)
 static peri_status have_ring(peri_checkpoint_writer *w)
 {
     if (w->io) return PERI_OK;
-    peri__free(w->ring);
-    char *first = peri__io_pages(BUFFERS * (int64_t)PERI__IO_BLOCK, &w->ring);
-    if (!first) return PERI_ENOMEM;
-    for (int b = 0; b < BUFFERS; b++) w->buffers[b] = first + b * (int64_t)PERI__IO_BLOCK;
+    peri__io_pages_free(w->ring, RING);
+    if (!(w->ring = peri__io_pages(RING))) return PERI_ENOMEM;
+    for (int b = 0; b < BUFFERS; b++) w->buffers[b] = w->ring + b * (int64_t)PERI__IO_BLOCK;
     return peri__io_new(2, &w->io);
 }
 
