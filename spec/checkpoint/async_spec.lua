@@ -77,6 +77,32 @@ describe("an asynchronous save", function()
     assert.equal(save:wait(), peri.checkpoint.open(path):digest())
   end)
 
+  it("is on the disk when a rank has left its world", function()
+    local path, want = folder .. "/finish", {}
+    sim.run(2, function(rank, world)
+      local p = build({}, world, plan.row_wise())
+      train(p, 1, 2)
+      want[rank + 1] = peri.checkpoint.save(path .. "-now", p, { group = world })
+      peri.checkpoint.save(path, p, { group = world, async = true })
+      train(p, 3, 4)
+      peri.finish()
+    end)
+    assert.equal(want[1], peri.checkpoint.open(path):digest())
+  end)
+
+  it("is an error of leaving the world where it fails and nobody has asked", function()
+    local path = folder .. "/finish-fails"
+    local _, errors = sim.run(2, function(_, world)
+      local p = build({}, world, plan.row_wise())
+      peri.checkpoint.save(path, p, { group = world, async = true })
+      peri.ffi.check(C.peri_fault_arm("checkpoint_sync", 1))
+      peri.finish()
+    end, { catch = true })
+    C.peri_fault_arm("checkpoint_sync", 0)
+    for rank = 1, 2 do assert.matches("was not saved", tostring(errors[rank])) end
+    assert.is_nil(io.open(path .. "/manifest.json"))
+  end)
+
   for name, make in peri.util.ordered(entries) do
     it(("of tables %s is the state at its call, on 1 to 3 ranks"):format(name), function()
       for n, optimizer in ipairs { "adam", "rowwise_adagrad", "sgd" } do

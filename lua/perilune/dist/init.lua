@@ -105,14 +105,16 @@ end
 function M.rank() return of_rank("rank_number", 1) end
 function M.world_size() return of_rank("world_size", 2) end
 
---- Leave the world: waits until this rank's operations are done; one that fails now, which nobody waited for, is an error. Without a
---- world it does nothing. That the world had failed before stays in state.failed_world.
+--- Leave the world: waits for an asynchronous save that is under way and until this rank's operations are done; what fails now, and nobody
+--- waited for, is an error. Without a world it does nothing. That the world had failed before stays in state.failed_world.
 function M.finish()
   local world = state.world
   if not world then return end
   local sound, failure = pcall(check, C.peri_group_healthy(world:ptr()))
   local round = 0
   state.failed_world = not sound and failure
+  local saved, unsaved = true, nil
+  if sound and state.saves then saved, unsaved = xpcall(state.saves.finish, P.locate) end
   C.peri_group_progress(world:ptr())
   while C.peri_group_pending(world:ptr()) > 0 do
     P.pause(round)
@@ -127,6 +129,7 @@ function M.finish()
     errors.raise { code = status, name = ffi.string(C.peri_status_name(status)), where = "",
       message = "finish: an operation that nobody waited for has failed: " .. lost }
   end
+  if not saved then error(unsaved, 0) end
   check(closed)
 end
 
