@@ -15,6 +15,7 @@
 #   make check-cuda-san  the short ones of them, under the sanitizers of addresses and of undefined behaviour
 #   make gpu-check       on a machine with a GPU: short checks, the demonstration, the benchmark, sanitizers, specs   PARTS= MOST= ONLY=
 #   make lint            layers, boundary, style
+#   make reference       docs/reference, of lua/perilune/reference and the C headers
 #   make pictures        the pictures of the documents: docs/pictures (some need Chromium)   ONLY=
 #   make install         PREFIX=/usr/local DESTDIR=
 #   make probe           look again for libraries and print the table
@@ -83,7 +84,9 @@ ARCH := $(shell uname -m)
 ISAS := $(if $(filter x86_64,$(ARCH)),avx2 avx512)
 HEADERS := $(sort $(wildcard runtime/include/perilune/*.h))
 CDEF_HEADERS := $(filter-out %/host.h,$(HEADERS))
-LUA := $(sort $(shell find lua -name '*.lua'))
+# Definition files describe the public API: for editors, the reference and `perilune help`. They are no modules.
+DEFINITIONS := $(sort $(wildcard lua/perilune/reference/*.lua))
+LUA := $(sort $(filter-out $(DEFINITIONS),$(shell find lua -name '*.lua')))
 
 # Warnings are errors where the compilers are known ones, in continuous integration: other versions warn about other things.
 ERRORS := $(if $(filter-out 0,$(WERROR)),-Werror)
@@ -150,7 +153,7 @@ CU_HOST_FLAGS := $(CXXFLAGS) -O0
 LAUNCHER := $(if $(HAVE_LUAJIT_LIB),$(if $(HAVE_ARGPARSE),$B/perilune))
 CDEF := $B/lua/perilune/cdef.lua
 
-.PHONY: all help probe config needed setup test check check-c check-lua parity pictures check-mpi check-net check-cuda check-cuda-san check-cuda-short gpu-check gpu-check-run fuzz demo demo-run lint install uninstall clean distclean \
+.PHONY: all help probe config needed setup test check check-c check-lua parity reference pictures check-mpi check-net check-cuda check-cuda-san check-cuda-short gpu-check gpu-check-run fuzz demo demo-run lint install uninstall clean distclean \
 	bench bench-step bench-comm bench-embed bench-tiers bench-sparse bench-data bench-dense bench-routes bench-shard bench-collision bench-net \
 	bench-pipeline bench-plan bench-checkpoint
 .DELETE_ON_ERROR:
@@ -333,9 +336,15 @@ HOST_OBJ := $(HOST:%.c=$B/obj/%.o)
 HOST_OBJ += $(if $(filter address thread,$(SAN)),$B/obj/tests/harness/keep_loaded.o)
 $(HOST_OBJ): EXTRA := $(LUAJIT_CFLAGS)
 
-$B/pack.c: $(CDEF) $(LUA) runtime/gen/pack.lua $(CONFIG)
+MANUAL := $B/lua/perilune/manual.lua
+$(MANUAL): $(DEFINITIONS) $(HEADERS) runtime/gen/reference.lua runtime/gen/annotations.lua | needed
+	@mkdir -p $(@D)
+	@$(if $(V),,echo '  MANUAL  $@')
+	$(Q)luajit runtime/gen/reference.lua manual >$@
+
+$B/pack.c: $(CDEF) $(MANUAL) $(LUA) runtime/gen/pack.lua $(CONFIG)
 	@$(if $(V),,echo '  PACK    $@')
-	$(Q)luajit runtime/gen/pack.lua $(CDEF) $(LUA) argparse $(if $(HAVE_DKJSON),dkjson) >$@
+	$(Q)luajit runtime/gen/pack.lua $(CDEF) $(MANUAL) $(LUA) argparse $(if $(HAVE_DKJSON),dkjson) >$@
 
 $B/obj/pack.o: $B/pack.c runtime/host/internal.h
 	$(Q)$(CC) -std=c11 -Iruntime -fvisibility=hidden -c $< -o $@
@@ -431,6 +440,10 @@ pictures: all
 # docs/parity.md, of the names in tests/parity.
 parity:
 	@luajit tests/parity/page.lua
+# docs/reference, of lua/perilune/reference and the headers; names that these describe now go from tests/reference/undescribed.txt.
+reference: all
+	@mkdir -p docs/reference && luajit runtime/gen/reference.lua pages docs/reference
+	@LUA_PATH='$B/lua/?.lua;lua/?.lua;lua/?/init.lua;;' PERI_LIBRARY=$(LIB_SO) luajit tests/reference/names.lua
 lint: all
 	@$(RUN_TESTS) --parts=lint
 
@@ -569,7 +582,7 @@ DOCDIR := $(PREFIX)/share/doc/perilune
 BUILT_PLUGINS := $(PLUGINS) $(wildcard $(CUDA_SO) $(NCCL_SO))
 INSTALLED := $(HEADERS:runtime/include/%=$(PREFIX)/include/%) $(LIBDIR)/libperilune.a $(LIBDIR)/libperilune.so.$(VERSION) \
 	$(LIBDIR)/libperilune.so.$(SOVERSION) $(LIBDIR)/libperilune.so $(LIBDIR)/pkgconfig/perilune.pc \
-	$(BUILT_PLUGINS:$B/%=$(LIBDIR)/perilune/%) $(LUA:lua/%=$(LUADIR)/%) $(LUADIR)/perilune/cdef.lua $(LAUNCHER:$B/%=$(PREFIX)/bin/%) \
+	$(BUILT_PLUGINS:$B/%=$(LIBDIR)/perilune/%) $(LUA:lua/%=$(LUADIR)/%) $(DEFINITIONS:lua/%=$(LUADIR)/%) $(LUADIR)/perilune/cdef.lua $(LAUNCHER:$B/%=$(PREFIX)/bin/%) \
 	$(DOCS:%=$(DOCDIR)/%) $(EXAMPLES:%=$(SHARE)/%)
 
 $B/perilune.pc: $(CONFIG) Makefile
@@ -588,7 +601,7 @@ install: all $B/perilune.pc
 	@ln -sf libperilune.so.$(SOVERSION) $(DESTDIR)$(LIBDIR)/libperilune.so
 	@sed 's|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(LIBDIR)|' $B/perilune.pc >$(DESTDIR)$(LIBDIR)/pkgconfig/perilune.pc
 	@$(if $(BUILT_PLUGINS),install -m 755 $(BUILT_PLUGINS) $(DESTDIR)$(LIBDIR)/perilune/)
-	@for file in $(LUA); do install -m 644 $$file $(DESTDIR)$(LUADIR)/$${file#lua/}; done
+	@for file in $(LUA) $(DEFINITIONS); do install -m 644 $$file $(DESTDIR)$(LUADIR)/$${file#lua/}; done
 	@install -m 644 $(CDEF) $(DESTDIR)$(LUADIR)/perilune/
 	@$(if $(LAUNCHER),install -m 755 $(LAUNCHER) $(DESTDIR)$(PREFIX)/bin/)
 	@for file in $(DOCS); do install -m 644 $$file $(DESTDIR)$(DOCDIR)/$$file; done

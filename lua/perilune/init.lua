@@ -44,4 +44,4 @@ local names = {
   Schedule = "pipeline",
 }
 
-return util.face("peri", {}, modules, names)
+return util.face("peri", {}, modules, names) --[[@as peri]]

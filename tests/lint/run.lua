@@ -44,7 +44,7 @@ end
 
 local write = report.writer()
 local failures = 0
-for _, file in ipairs { "layers", "faces", "boundary", "shape", "lua", "documents" } do
+for _, file in ipairs { "layers", "faces", "boundary", "shape", "lua", "documents", "reference" } do
   for _, rule in ipairs(require("tests.lint." .. file)) do
     local name, check = rule[1], rule[2]
     write("start", name)

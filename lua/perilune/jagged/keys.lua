@@ -8,7 +8,7 @@ local M = {}
 local methods, meta = {}, {}
 local wrap, ctype, live = P.handle("peri_keys", methods, meta, "a list of keys")
 signature.handle("Keys", ctype)
-M.wrap = wrap
+M.wrap, M.methods = wrap, methods
 
 local out = ffi.new "peri_keys *[1]"
 

@@ -12,6 +12,8 @@ local M = {} -- the class
 local methods, meta = {}, {}
 local wrap, ctype, ptr
 
+M.methods, M.meta = methods, meta
+
 local out = ffi.new "peri_kt *[1]"
 local tensor_out = Tensor.out
 local widths = ffi.typeof "int64_t[?]"

@@ -1,0 +1,243 @@
+-- reference.lua: makes the reference of the definition files and the C headers.
+--
+--   luajit runtime/gen/reference.lua pages FOLDER                the pages docs/reference/*.md: `make reference`
+--   luajit runtime/gen/reference.lua manual >manual.lua          the module perilune.manual, of which `perilune help` shows texts
+package.path = "runtime/gen/?.lua;" .. package.path
+local annotations = require "annotations"
+
+local M = {}
+
+local HEADERS, DEFINITIONS = "runtime/include/perilune", "lua/perilune/reference"
+
+local function list(command)
+  local out, pipe = {}, assert(io.popen("LC_ALL=C " .. command))
+  for line in pipe:lines() do out[#out + 1] = line end
+  pipe:close()
+  return out
+end
+
+--- The definition files' pages, and the types of all of them.
+function M.pages() return annotations.all(list(("ls %s/*.lua"):format(DEFINITIONS))) end
+--- The headers' pages.
+function M.headers()
+  local pages = {}
+  for _, path in ipairs(list(("ls %s/*.h"):format(HEADERS))) do
+    if not path:match "/perilune%.h$" then pages[#pages + 1] = annotations.header(path) end
+  end
+  return pages
+end
+
+-- -- words of an entry -----------------------------------------------------------------------------------------------------------------
+
+--- The name of the table of arguments that a constructor or a function takes, and its block.
+local function arguments_of(entry, types)
+  local name = entry.overload and entry.overload:match "^fun%(args%??: ([%w_%.]+)%)"
+  if entry.kind == "function" and #entry.params == 1 and entry.params[1].name == "args" then name = entry.params[1].type end
+  return name and types[name]
+end
+M.arguments_of = arguments_of
+
+--- "kjt:permute(indices)", "peri.KeyedJaggedTensor { keys, values, lengths?, ... }".
+function M.call(entry, types)
+  local args = arguments_of(entry, types)
+  local inner
+  if args then
+    local names = {}
+    for i, f in ipairs(args.fields) do names[i] = f.name .. (f.optional and "?" or "") end
+    inner = " { " .. table.concat(names, ", ") .. " }"
+  elseif entry.kind == "function" then
+    local names = {}
+    for i, p in ipairs(entry.params) do names[i] = p.name .. (p.optional and "?" or "") end
+    inner = "(" .. table.concat(names, ", ") .. ")"
+  elseif entry.overload then inner = entry.overload:match "^fun(%b())":gsub(": [^,%)]+", "")
+  else inner = "" end
+  return entry.name .. inner
+end
+
+--- The first sentence of a description, in one line.
+function M.brief(entry)
+  local first = (entry.description:match "^(.-)\n\n" or entry.description):gsub("\n", " ")
+  return (first .. " "):match "^(.-[%.%?]) " or first
+end
+
+local function cell(text) return (text:gsub("|", "\\|")) end
+
+local function parameters(entry, types)
+  local args = arguments_of(entry, types)
+  return args and args.fields or entry.params, args
+end
+M.parameters = parameters
+
+-- -- pages -----------------------------------------------------------------------------------------------------------------------------
+
+local NOTICE = "<!-- Made by `make reference` of %s: change that file. -->\n"
+
+local function anchor(heading) return (heading:lower():gsub("[^%w%-_ ]", ""):gsub(" ", "-")) end
+
+local function render_entry(out, entry, types)
+  local level = entry.owner and entry.kind == "function" and not entry.owner:match "^peri%.?[%l_%.]*$" and "###" or "##"
+  out[#out + 1] = ("%s %s\n"):format(level, entry.name)
+  if entry.kind ~= "value" and entry.kind ~= "face" and (entry.kind == "function" or entry.overload) then
+    out[#out + 1] = ("```\n%s\n```\n"):format(M.call(entry, types))
+  end
+  out[#out + 1] = entry.description .. "\n"
+  local list_of = parameters(entry, types)
+  if #list_of > 0 then
+    out[#out + 1] = "| argument | type | |\n|---|---|---|"
+    for _, p in ipairs(list_of) do
+      out[#out + 1] = ("| `%s`%s | `%s` | %s |"):format(p.name, p.optional and " (optional)" or "", cell(p.type), cell(p.text))
+    end
+    out[#out + 1] = ""
+  end
+  if entry.kind == "class" and entry.class and #entry.fields > 0 then
+    out[#out + 1] = "| field | type | |\n|---|---|---|"
+    for _, p in ipairs(entry.fields) do out[#out + 1] = ("| `%s` | `%s` | %s |"):format(p.name, cell(p.type), cell(p.text)) end
+    out[#out + 1] = ""
+  end
+  for _, r in ipairs(entry.returns) do
+    out[#out + 1] = ("Returns `%s`%s\n"):format(r.type, r.text == "" and "." or ": " .. r.text)
+  end
+  if entry.errors then out[#out + 1] = "*Errors:* " .. entry.errors .. "\n" end
+  for _, example in ipairs(entry.examples) do out[#out + 1] = ("```lua\n%s```\n"):format(example) end
+end
+
+--- The Markdown of a page of Lua names.
+function M.lua_page(page, types)
+  local out = { NOTICE:format(page.path), ("# %s\n"):format(page.title), page.intro .. "\n", "| name | |\n|---|---|" }
+  for _, entry in ipairs(page.entries) do
+    out[#out + 1] = ("| [`%s`](#%s) | %s |"):format(entry.name, anchor(entry.name), cell(M.brief(entry)))
+  end
+  out[#out + 1] = ""
+  for _, entry in ipairs(page.entries) do render_entry(out, entry, types) end
+  return (table.concat(out, "\n"):gsub("\n+$", "\n"))
+end
+
+--- The Markdown of a header's page.
+function M.c_page(page)
+  local out = { NOTICE:format(page.path), ("# C: perilune/%s.h\n"):format(page.name), page.intro .. "\n" }
+  for _, entry in ipairs(page.entries) do
+    if entry.heading then out[#out + 1] = ("## %s\n"):format(entry.heading)
+    else
+      if entry.text ~= "" then out[#out + 1] = entry.text .. "\n" end
+      out[#out + 1] = ("```c\n%s\n```\n"):format(entry.code)
+    end
+  end
+  return (table.concat(out, "\n"):gsub("\n+$", "\n"))
+end
+
+local INDEX = [[
+# Reference
+
+Everything that a script or a C program may call. `perilune help NAME` shows the same in a terminal, and editors with the language server of
+Lua (LuaLS) complete names and arguments from the files that these pages are made of, which `make install` puts beside the library, in
+`share/lua/5.1/perilune/reference`. In the examples `peri` is `require "perilune"`; `nn`, `plan` and `data` are `peri.nn`, `peri.plan` and
+`peri.data`. What they print stands behind `-->`. Shapes are written `[B, D]`. Names that have no description here yet are listed in
+`tests/reference/undescribed.txt`; the source describes them.
+
+## Lua
+
+]]
+
+--- The index of all pages.
+function M.index(pages, headers)
+  local out = { NOTICE:format(DEFINITIONS) .. "\n" .. INDEX .. "| page | names |\n|---|---|" }
+  for _, page in ipairs(pages) do
+    local names = {}
+    for _, e in ipairs(page.entries) do
+      if e.kind ~= "function" or e.owner:match "^peri%.?[%l_%.]*$" then
+        names[#names + 1] = ("[`%s`](%s.md#%s)"):format(e.name:gsub("^peri%.", ""), page.name, anchor(e.name))
+      end
+    end
+    out[#out + 1] = ("| [%s](%s.md) | %s |"):format(page.title, page.name, table.concat(names, ", "))
+  end
+  out[#out + 1] = "\n## C\n\n| header | |\n|---|---|"
+  for _, page in ipairs(headers) do
+    local first = page.intro:gsub("\n", " "):gsub("^[%w_]+%.h: ", ""):match "^(.-%.)%f[%s%z]" or page.intro:gsub("\n", " ")
+    out[#out + 1] = ("| [%s.h](c_%s.md) | %s |"):format(page.name, page.name, cell(first))
+  end
+  return table.concat(out, "\n") .. "\n"
+end
+
+--- Every page: name of the file -> its text.
+function M.make()
+  local files, pages, types = {}, M.pages()
+  local headers = M.headers()
+  for _, page in ipairs(pages) do files[page.name .. ".md"] = M.lua_page(page, types) end
+  for _, page in ipairs(headers) do files["c_" .. page.name .. ".md"] = M.c_page(page) end
+  files["README.md"] = M.index(pages, headers)
+  return files
+end
+
+-- -- the terminal ----------------------------------------------------------------------------------------------------------------------
+
+--- The text that `perilune help` shows of an entry.
+function M.terminal(entry, types)
+  local out = {}
+  if entry.kind ~= "face" then out[#out + 1] = "  " .. M.call(entry, types) .. "\n" end
+  out[#out + 1] = entry.description
+  local list_of = parameters(entry, types)
+  local fields = entry.kind == "class" and entry.class and entry.fields or {}
+  for _, group in ipairs { { "Arguments", list_of }, { "Fields", fields } } do
+    if #group[2] > 0 then out[#out + 1] = "\n" .. group[1] .. ":" end
+    for _, p in ipairs(group[2]) do
+      out[#out + 1] = ("  %s%s: %s"):format(p.name, p.optional and "?" or "", p.type)
+      if p.text ~= "" then out[#out + 1] = "      " .. p.text end
+    end
+  end
+  for _, r in ipairs(entry.returns) do out[#out + 1] = ("\nReturns %s%s"):format(r.type, r.text == "" and "" or ": " .. r.text) end
+  if entry.errors then out[#out + 1] = "\nErrors: " .. entry.errors end
+  for _, example in ipairs(entry.examples) do
+    out[#out + 1] = "\nExample:\n\n" .. ("\n" .. example):gsub("\n%f[^\n%z]", "\n    "):gsub("^\n", ""):gsub("%s+$", "")
+  end
+  return table.concat(out, "\n")
+end
+
+--- The module perilune.manual: { pages = { { name, title, { names } } }, texts = { name -> text }, briefs = { name -> sentence } }.
+function M.manual()
+  local pages, types = M.pages()
+  local out = { "-- Generated by runtime/gen/reference.lua. Do not edit.", "local M = { pages = {}, texts = {}, briefs = {} }" }
+  local function add(name, text, brief)
+    out[#out + 1] = ("M.texts[%q] = %q"):format(name, text)
+    if brief then out[#out + 1] = ("M.briefs[%q] = %q"):format(name, brief) end
+  end
+  local function add_page(name, title, names)
+    local quoted = {}
+    for i, n in ipairs(names) do quoted[i] = ("%q"):format(n) end
+    out[#out + 1] = ("M.pages[#M.pages + 1] = { name = %q, title = %q, names = { %s } }"):format(name, title, table.concat(quoted, ", "))
+  end
+  for _, page in ipairs(pages) do
+    local names = {}
+    for _, entry in ipairs(page.entries) do
+      names[#names + 1] = entry.name
+      add(entry.name, M.terminal(entry, types), M.brief(entry))
+    end
+    add_page(page.name, page.title, names)
+  end
+  for _, page in ipairs(M.headers()) do
+    local names = {}
+    for _, entry in ipairs(page.entries) do
+      for _, name in ipairs(entry.names or {}) do
+        names[#names + 1] = name
+        add(name, entry.text .. (entry.text == "" and "" or "\n\n") .. "  " .. entry.code:gsub("\n", "\n  "))
+      end
+    end
+    add_page(page.name .. ".h", "C: perilune/" .. page.name .. ".h", names)
+  end
+  out[#out + 1] = "return M"
+  return table.concat(out, "\n") .. "\n"
+end
+
+if arg and arg[0] and arg[0]:match "gen/reference%.lua$" then
+  if arg[1] == "manual" then io.write(M.manual())
+  else
+    local folder = assert(arg[2], "usage: reference.lua pages FOLDER")
+    os.execute(("rm -f %s/*.md"):format(folder))
+    for name, text in pairs(M.make()) do -- any order: files
+      local file = assert(io.open(folder .. "/" .. name, "w"))
+      file:write(text)
+      file:close()
+    end
+  end
+end
+
+return M

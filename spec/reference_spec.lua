@@ -1,0 +1,129 @@
+-- The reference (lua/perilune/reference, docs/reference): it describes what is there, with the arguments and defaults that the library
+-- has; its examples run and print what they say; and public names without a description become fewer.
+-- takes: 10 s
+local util = require "perilune.util"
+local heard = {} -- the name of a function that takes named arguments -> their spec
+local named = util.named
+util.named = function(func, args, spec)
+  heard[func] = spec
+  return named(func, args, spec)
+end
+local peri = require "perilune"
+local signature = require "perilune.signature"
+local gen = dofile "runtime/gen/reference.lua"
+local names = dofile "tests/reference/names.lua"
+
+local pages, types = gen.pages()
+local function each(f)
+  for _, page in ipairs(pages) do
+    for _, entry in ipairs(page.entries) do f(entry, page) end
+  end
+end
+
+--- The spec that was heard of a name: under that name, or what it ends with.
+local function spec_of(name)
+  while name do
+    if heard[name] then return heard[name] end
+    name = name:match "^[%w_]+[%.:](.*)$"
+  end
+end
+
+--- Run an example. What it prints stands behind --> in its lines, in their order.
+local function run(example, name)
+  local printed, wanted = {}, {}
+  for text in (example .. "\n"):gmatch "%-%-> (.-)\n" do wanted[#wanted + 1] = text end
+  local prelude = "local peri = require 'perilune'; local nn, plan, data = peri.nn, peri.plan, peri.data; local _ = nn, plan, data; "
+  local f = assert(loadstring(prelude .. example, "=" .. name))
+  local function print_(...)
+    local parts = {}
+    for i = 1, select("#", ...) do parts[i] = tostring((select(i, ...))) end
+    printed[#printed + 1] = table.concat(parts, " ")
+  end
+  setfenv(f, setmetatable({ print = print_ }, { __index = _G }))
+  f()
+  assert.same(wanted, printed)
+end
+
+describe("the reference", function()
+  setup(function() peri.init() end)
+  teardown(function() util.named = named end)
+
+  for _, page in ipairs(pages) do
+    it("has examples that run: " .. page.name, function()
+      for _, entry in ipairs(page.entries) do
+        for i, example in ipairs(entry.examples) do run(example, ("%s, example %d"):format(entry.name, i)) end
+      end
+    end)
+  end
+
+  it("describes names that exist, as what they are", function()
+    local wrong = {}
+    each(function(entry)
+      local value = names.value(entry.name)
+      if value == nil and entry.kind ~= "value" then wrong[#wrong + 1] = entry.name .. ": there is no such name"
+      elseif entry.kind == "function" and not util.is_callable(value) then wrong[#wrong + 1] = entry.name .. ": it is no function" end
+    end)
+    assert.same({}, wrong)
+  end)
+
+  it("gives functions the arguments that they check", function()
+    local by_value, wrong, compared = {}, {}, 0
+    for _, s in ipairs(signature.all) do by_value[s.table[s.key]] = s end
+    each(function(entry)
+      local s = entry.kind == "function" and by_value[names.value(entry.name)]
+      if not s then return end
+      compared = compared + 1
+      local checked, said = {}, {}
+      for _, a in ipairs(s.arguments) do
+        if a.name ~= "self" or not entry.colon then checked[#checked + 1] = a.name .. (a.optional and "?" or "") end
+      end
+      for i, p in ipairs(entry.params) do
+        local any = s.arguments[i + (entry.colon and 1 or 0)]
+        said[i] = p.name .. (p.optional and not (any and any.kind == "any") and "?" or "")
+      end
+      checked, said = table.concat(checked, ", "), table.concat(said, ", ")
+      if checked ~= said then wrong[#wrong + 1] = ("%s(%s), but it checks (%s)"):format(entry.name, said, checked) end
+    end)
+    assert.same({}, wrong)
+    assert.is_true(compared > 20)
+  end)
+
+  it("gives named arguments their names and defaults", function()
+    local wrong, compared = {}, 0
+    each(function(entry)
+      local spec, args = spec_of(entry.name), gen.arguments_of(entry, types)
+      if not spec or not args then return end
+      compared = compared + 1
+      local said = {}
+      for _, f in ipairs(args.fields) do
+        said[f.name] = f
+        local default = spec[f.name]
+        local text = f.text:match "%(default:? ([^%)]+)%)"
+        if default == nil then wrong[#wrong + 1] = ("%s: there is no argument '%s'"):format(entry.name, f.name)
+        elseif util.is_required(default) and f.optional then wrong[#wrong + 1] = ("%s: '%s' must be given"):format(entry.name, f.name)
+        elseif type(default) == "number" or type(default) == "boolean" or type(default) == "string" then
+          local words = type(default) == "string" and default or tostring(default)
+          if not text or text:gsub("[`\"]", "") ~= words and tonumber(text:match "[%d%.e%-]+") ~= default then
+            wrong[#wrong + 1] = ("%s: the default of '%s' is %s, not %s"):format(entry.name, f.name, words, tostring(text))
+          end
+        end
+      end
+      for name in util.ordered(spec) do
+        if not said[name] then wrong[#wrong + 1] = ("%s: the argument '%s' is not described"):format(entry.name, name) end
+      end
+    end)
+    assert.same({}, wrong)
+  end)
+
+  it("leaves fewer names without a description", function()
+    local listed, missing, described = {}, {}, {}
+    for _, name in ipairs(names.listed()) do listed[name] = true end
+    for _, name in ipairs((names.undescribed(pages))) do
+      if not listed[name] then missing[#missing + 1] = name end
+      listed[name] = nil
+    end
+    for name in util.ordered(listed) do described[#described + 1] = name end
+    assert.same({}, missing, "public names without a description: add them to lua/perilune/reference (docs/testing.md)")
+    assert.same({}, described, "described, or gone: `make reference` takes them from the list")
+  end)
+end)

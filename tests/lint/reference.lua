@@ -1,0 +1,61 @@
+-- reference.lua: what the definition files of the reference say of a name is all there: what it is for, types, shapes, defaults, errors, an
+-- example. (spec/reference_spec.lua compares them with the library, and runs the examples.)
+
+--- Complaints about one entry of a page.
+local function look(entry, page, types, gen, complain)
+  if #entry.description < 12 then complain(entry, "no description") end
+  local parameters = gen.parameters(entry, types)
+  for _, p in ipairs(parameters) do
+    if #p.text < 3 then complain(entry, ("argument '%s' is not described"):format(p.name)) end
+    if p.optional and not p.text:lower():find "default" then
+      complain(entry, ("argument '%s' may be left out, but has no default"):format(p.name))
+    end
+  end
+  local function shape(what, x)
+    local says = x.text:find "%[.*%]" or x.text:lower():find "shape" or x.text:lower():find "scalar"
+    if x.type:find "peri%.Tensor%f[^%w_%.]" and not says then complain(entry, what .. " is a tensor without a shape") end
+  end
+  for _, p in ipairs(parameters) do shape(("argument '%s'"):format(p.name), p) end
+  for _, r in ipairs(entry.returns) do shape("what it returns", r) end
+  local owner
+  for _, other in ipairs(page.entries) do
+    if other.name == entry.owner then owner = other end
+  end
+  local tells = entry.errors or owner and owner.errors
+  if #parameters > 0 and not tells then complain(entry, "it takes arguments, but tells no 'Errors:'") end
+  local used = false
+  for _, other in ipairs(page.entries) do
+    for _, example in ipairs(other.examples) do used = used or example:find("%f[%w_]" .. entry.key .. "%f[^%w_]") ~= nil end
+  end
+  if not used then complain(entry, "no example on its page uses it") end
+end
+
+local function described(ctx)
+  local gen = dofile "runtime/gen/reference.lua"
+  local complaints = {}
+  local ok, pages, types = pcall(gen.pages)
+  if not ok then return { pages } end
+  local function complain(entry, why) complaints[#complaints + 1] = ("%s: %s: %s"):format(entry.where, entry.name, why) end
+  for _, page in ipairs(pages) do
+    for _, entry in ipairs(page.entries) do
+      if entry.kind == "function" or entry.kind == "class" then look(entry, page, types, gen, complain) end
+      local called = entry.kind == "function" and table.concat(({ entry.names:gsub("%s", "") }), "", 1, 1)
+      local list = {}
+      for i, p in ipairs(entry.params) do list[i] = p.name end
+      if called and called ~= table.concat(list, ",") then complain(entry, ("@param says (%s)"):format(table.concat(list, ", "))) end
+      local args = gen.arguments_of(entry, types)
+      local wanted = entry.overload and entry.overload:match "args%??: ([%w_%.]+)"
+      if wanted and not args then complain(entry, "no @class " .. wanted) end
+    end
+  end
+  for name, text in pairs(gen.make()) do -- any order: complaints of files
+    local path = "docs/reference/" .. name
+    if not ctx.exists(path) or ctx.read(path) ~= text then complaints[#complaints + 1] = path .. " is not what `make reference` makes" end
+  end
+  for _, path in ipairs(ctx.lines "ls docs/reference/*.md") do
+    if not gen.make()[path:match "[^/]+$"] then complaints[#complaints + 1] = path .. " is not made by `make reference`" end
+  end
+  return complaints
+end
+
+return { { "the reference says all of a name", described } }

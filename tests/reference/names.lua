@@ -1,0 +1,103 @@
+-- names.lua: the public names of the library, as a program finds them, and which of them the definition files (lua/perilune/reference)
+-- describe.
+--
+--   luajit tests/reference/names.lua      writes tests/reference/undescribed.txt again: `make reference`
+package.path = "./?.lua;runtime/gen/?.lua;" .. package.path
+local api = require "spec.support.api"
+
+local M = {}
+
+M.LIST = "tests/reference/undescribed.txt"
+
+local machinery = { util = true, ffi = true, signature = true }
+--- What classes have for the library itself.
+local protocol = { init = true, is = true, wrap = true, ptr = true, out = true, set_advice = true, class_name = true, kind = true }
+
+--- The value under a name such as "peri.nn.Linear" or "peri.KeyedJaggedTensor:permute"; nil: there is none.
+function M.value(name)
+  local x, last = require "perilune", nil
+  for mark, key in name:gsub("^peri", ""):gmatch "([%.:])([%w_]+)" do
+    local methods = type(x) == "table" and rawget(x, "methods")
+    local found
+    if type(methods) == "table" and rawget(methods, key) ~= nil then found = methods[key]
+    else
+      local ok, value = pcall(function() return x[key] end)
+      found = ok and value or nil
+    end
+    if found == nil then return nil end
+    x, last = found, mark
+  end
+  return x, last
+end
+
+--- Every public function and class: a sorted list of { name =, value = }.
+function M.all()
+  local peri = require "perilune"
+  local functions, classes = api.walk(peri, function(key, name) return machinery[name] or protocol[key] end)
+  local list, seen = {}, {}
+  local function add(name, value)
+    if seen[value] then return end
+    seen[value] = true
+    list[#list + 1] = { name = "peri." .. name, value = value }
+  end
+  for _, e in ipairs(classes) do
+    add(e.name, e.f)
+    local methods = rawget(e.f, "methods")
+    for _, key in ipairs(type(methods) == "table" and api.sorted(methods) or {}) do
+      if type(methods[key]) == "function" and not protocol[key] and not key:find "^_" then add(e.name .. ":" .. key, methods[key]) end
+    end
+  end
+  for _, key in ipairs(api.sorted(peri.Tensor.methods or {})) do
+    local f = peri.Tensor.methods[key]
+    if type(f) == "function" and not protocol[key] and not key:find "^_" then add("Tensor:" .. key, f) end
+  end
+  for _, e in ipairs(functions) do
+    if not e.name:match "[%.]_" then add(e.name, e.f) end
+  end
+  table.sort(list, function(a, b) return a.name < b.name end)
+  return list
+end
+
+--- Names without a description; and what the definition files describe: name -> entry, value -> entry.
+function M.undescribed(pages)
+  local entries, values = {}, {}
+  for _, page in ipairs(pages) do
+    for _, entry in ipairs(page.entries) do
+      entries[entry.name] = entry
+      local value = M.value(entry.name)
+      if value ~= nil and entry.kind ~= "value" then values[value] = entry end
+    end
+  end
+  local names = {}
+  for _, e in ipairs(M.all()) do
+    if not values[e.value] then names[#names + 1] = e.name end
+  end
+  return names, entries, values
+end
+
+--- The list that may only shrink.
+function M.listed()
+  local names = {}
+  for line in io.lines(M.LIST) do
+    if not line:match "^#" then names[#names + 1] = line end
+  end
+  return names
+end
+
+if arg and arg[0] and arg[0]:match "reference/names%.lua$" then
+  local names = M.undescribed((dofile("runtime/gen/reference.lua").pages()))
+  local known = {}
+  local there = io.open(M.LIST)
+  if there then
+    there:close()
+    for _, name in ipairs(M.listed()) do known[name] = true end
+  end
+  local file = assert(io.open(M.LIST, "w"))
+  file:write "# Public names that lua/perilune/reference does not describe yet. The list may only shrink: `make reference` shortens it.\n"
+  for _, name in ipairs(names) do
+    if not there or known[name] then file:write(name, "\n") else io.stderr:write(name, ": without a description\n") end
+  end
+  file:close()
+end
+
+return M
