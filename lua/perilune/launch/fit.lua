@@ -2,6 +2,7 @@
 local M = {}
 
 local SWEEPS = 4000
+local SETTLED = 1e-7 -- of the measured sums: a sweep that changes every price by less than that is the last
 
 --- rows: a list of { amounts = unit -> amount, ms = their measured sum }; units: list of names; known: unit -> price of those that are not
 --- to be found; lowest: unit -> the least that its price can be (0). Returns unit -> price, and the mean relative error that is left.
@@ -29,6 +30,7 @@ function M.least(rows, units, known, lowest)
   end
   for j in ipairs(units) do move(j, x[j]) end
   for _ = 1, SWEEPS do -- one price after the other to its best, the others as they are
+    local most = 0
     for j, unit in ipairs(units) do
       if products[j][j] > 0 and not known[unit] then
         local better = math.max(lowest[unit] or 0, x[j] + slopes[j] / products[j][j])
@@ -36,9 +38,11 @@ function M.least(rows, units, known, lowest)
         if change ~= 0 then
           move(j, change)
           x[j] = better
+          most = math.max(most, change * change * products[j][j])
         end
       end
     end
+    if most < n * SETTLED ^ 2 then break end
   end
   local prices, off = {}, 0
   for j, unit in ipairs(units) do

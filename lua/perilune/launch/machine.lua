@@ -44,25 +44,26 @@ local probes = {
   { ids = 20, dim = 64, rows = 10000, batch = 512, tables = 3, wide = true },
   { ids = 4, dim = 64, rows = 10000, batch = 1024, wide = true }, { ids = 8, dim = 8, rows = 12000, batch = 512, tables = 4 },
   { ids = 4, dim = 32, rows = 3000, batch = 256, tables = 28 },
-  -- tables that they do not hold
+  -- tables that they do not hold: of 61, 123 or 246 MB, so that one probe uses the memory of another, for pages that are new cost more than
+  -- the steps
   { ids = 1, dim = 128, rows = 60000, batch = 1024, wide = true }, { ids = 1, dim = 32, rows = 120000, batch = 800, tables = 16 },
-  { ids = 4, dim = 8, rows = 200000, batch = 1024, wide = true }, { ids = 4, dim = 64, rows = 120000, batch = 512, tables = 4 },
+  { ids = 4, dim = 8, rows = 240000, batch = 1024, wide = true }, { ids = 4, dim = 64, rows = 120000, batch = 512, tables = 4 },
   { ids = 20, dim = 128, rows = 60000, batch = 256 }, { ids = 20, dim = 32, rows = 240000, batch = 256, wide = true },
   { ids = 1, dim = 64, rows = 120000, batch = 3072 }, { ids = 4, dim = 256, rows = 30000, batch = 300 },
-  { ids = 1, dim = 256, rows = 30000, batch = 1536 }, { ids = 10, dim = 16, rows = 300000, batch = 100 },
+  { ids = 1, dim = 256, rows = 30000, batch = 1536 }, { ids = 10, dim = 16, rows = 240000, batch = 100 },
   { ids = 2, dim = 64, rows = 60000, batch = 64, tables = 16, wide = true }, { ids = 30, dim = 256, rows = 60000, batch = 128, tables = 4 },
   -- optimizers that keep numbers for each of a row's
   { ids = 4, dim = 32, rows = 3000, batch = 512, tables = 12, optimizer = "adam" },
   { ids = 8, dim = 128, rows = 2000, batch = 256, optimizer = "adagrad" },
-  { ids = 2, dim = 32, rows = 120000, batch = 1024, tables = 12, optimizer = "adagrad" },
+  { ids = 2, dim = 32, rows = 120000, batch = 1024, optimizer = "adagrad" },
   { ids = 4, dim = 64, rows = 120000, batch = 512, tables = 4, optimizer = "adam" },
   -- cut, copied, uneven
   { ids = 1, dim = 64, rows = 20000, batch = 1024, sharding = "row_wise" },
-  { ids = 10, dim = 64, rows = 100000, batch = 512, sharding = "row_wise" },
+  { ids = 10, dim = 64, rows = 120000, batch = 512, sharding = "row_wise" },
   { ids = 2, dim = 16, rows = 5000, batch = 100, sharding = "row_wise" },
   { ids = 1, dim = 16, rows = 2000, batch = 700, tables = 20, sharding = "row_wise" },
-  { ids = 4, dim = 256, rows = 20000, batch = 256, tables = 4, sharding = "row_wise" },
-  { ids = 40, dim = 64, rows = 100000, batch = 384, tables = 2, sharding = "row_wise" },
+  { ids = 4, dim = 256, rows = 15000, batch = 256, tables = 4, sharding = "row_wise" },
+  { ids = 40, dim = 64, rows = 120000, batch = 384, tables = 2, sharding = "row_wise" },
   { ids = 1, dim = 64, rows = 1000, batch = 1024, sharding = "data_parallel", tables = 12 },
   { ids = 4, dim = 64, rows = 4000, batch = 512, sharding = "data_parallel" },
   { ids = 1, dim = 16, rows = 100, batch = 200, sharding = "data_parallel" },
@@ -74,7 +75,7 @@ local probes = {
   -- several kinds of exchanges in a step, also one kind that loads links one way and another that loads them the other way; columns
   { ids = 4, dim = 64, rows = 60000, batch = 1024, tables = 4, sharding = "mixed" },
   { ids = 1, dim = 32, rows = 2000, batch = 300, sharding = "mixed" },
-  { ids = 20, dim = 64, rows = 100000, batch = 512, tables = 6, sharding = "mixed" },
+  { ids = 20, dim = 64, rows = 80000, batch = 512, tables = 6, sharding = "mixed" },
   { ids = 4, dim = 64, rows = 60000, batch = 1024, sharding = "apart" },
   { ids = 2, dim = 64, rows = 20000, batch = 512, tables = 6, sharding = "column_wise" },
   -- rows of 16 bits, which devices with memory of their own are measured with, too
@@ -209,11 +210,10 @@ local function solved(args, list, free)
   return costs, off
 end
 
---- Milliseconds of all probes in a group, the others of whose world do the same at the same times: the fastest of some passes and of
---- `times`, if there are any from before. Collective.
-local function measured(topology, group, world, seconds, times, tell, target)
+--- Measures all probes in a group, the others of whose world do the same at the same times. times: milliseconds of each, the fastest of
+--- some passes and of what is there already. Collective.
+local function measure_steps(times, topology, group, world, seconds, tell, target)
   local list, passes = probes_of(topology), world:size() > world.local_size and 1 or PASSES
-  times = util.copy(times or {})
   local from, most_ms = now(), passes * seconds * 1000 -- a first pass that took all that, for probes have a least, is the only one
   for pass = 1, passes do
     if pass > 1 and most(world, now() - from) > most_ms then break end
@@ -226,25 +226,25 @@ local function measured(topology, group, world, seconds, times, tell, target)
       end)
     end
   end
-  return times
 end
 
 M.counted = counted -- for specs: what probes are, without a measurement
 
 local PASSES_OF_MEMORY = 6 -- more bytes of rows for each that is copied, which memory reads and writes, no memory gives
 
---- An error if a probe's rows came faster than memory can give them: its tables are larger than the caches, so then something else was
---- measured, and prices of it would make plans that no machine keeps. t: a Topology's arguments, with rates.copy; list: of `counted`.
-function M.check_sums(t, list)
+--- Words if a probe's rows came faster than memory can give them, by the rate of copies: its tables are larger than the caches, so then
+--- something else was measured, and prices of it would make plans that no machine keeps. t: a Topology's arguments, with rates.copy; list:
+--- of `counted`.
+local function wrong_sums(t, list)
   local topology, host = plan.Topology(t), one_host(t)
   for _, p in ipairs(list) do
     local amounts = step.amounts(p.ranks, p.one_host and host or topology)
     for _, way in ipairs { "forward", "backward" } do
       local rate = amounts[way].cold_row_byte / p.ms[way]
       if rate > PASSES_OF_MEMORY * t.rates.copy then
-        peri.ffi.fail(("calibrate: %s of %d ids of %d columns took %.3g ms, in which %.3g GB/s of rows would have come that no cache "
-          .. "holds; copies take %.3g GB/s, so memory cannot: nothing is kept; measure again"):format(
-          way == "forward" and "lookups" or "updates", p.probe.ids, p.probe.dim, p.ms[way], rate / 1e6, t.rates.copy / 1e6))
+        return ("%s of %d ids of %d columns took %.3g ms, in which %.3g GB/s of rows would have come that no cache holds; copies take "
+          .. "%.3g GB/s, so memory cannot"):format(way == "forward" and "lookups" or "updates", p.probe.ids, p.probe.dim, p.ms[way],
+          rate / 1e6, t.rates.copy / 1e6)
       end
     end
   end
@@ -252,24 +252,24 @@ end
 
 local CONTRADICTION = 0.1 -- of the mean relative error
 
---- An error if timings are explained by rows that come faster than memory gives them, and not by prices that memory can keep. best: what
+--- Words if timings are explained by rows that come faster than memory gives them, and not by prices that memory can keep. best: what
 --- M.prices found; free, off: the prices without that bound, and their errors.
-function M.check_prices(t, best, free, off)
+local function wrong_prices(t, best, free, off)
   for _, way in ipairs { "forward", "backward" } do
     if best.off[way] - off[way] > CONTRADICTION then
-      peri.ffi.fail(("calibrate: by these timings rows that no cache holds are %s at %.3g GB/s; copies take %.3g GB/s, so memory cannot "
-        .. "(prices that it can keep are %.0f %% off, not %.0f %%): nothing is kept; measure again"):format(
-        way == "forward" and "looked up" or "updated", 1e-6 / math.max(free[way].cold_row_byte or 0, 1e-12), t.rates.copy / 1e6,
-        100 * best.off[way], 100 * off[way]))
+      return ("by these timings rows that no cache holds are %s at %.3g GB/s; copies take %.3g GB/s, so memory cannot (prices that it "
+        .. "can keep are %.0f %% off, not %.0f %%)"):format(way == "forward" and "looked up" or "updated",
+        1e-6 / math.max(free[way].cold_row_byte or 0, 1e-12), t.rates.copy / 1e6, 100 * best.off[way], 100 * off[way])
     end
   end
 end
 
 --- Prices of all units by the probes' times, and bytes of the caches as they act, others being there too: of some parts of the last one
---- that which explains the probes best.
+--- that which explains the probes best. nil and words if the timings contradict the rate of copies.
 function M.prices(t, times, target)
   local list, best = counted(t, times, target), nil
-  if not t.compute_device then M.check_sums(t, list) end
+  local wrong = not t.compute_device and wrong_sums(t, list)
+  if wrong then return nil, wrong end
   for part = 0, 6 do
     for times_own = -1, 2 do
       local own = util.copy(t)
@@ -282,8 +282,22 @@ function M.prices(t, times, target)
       end
     end
   end
-  if not t.compute_device then M.check_prices(t, best, solved(best.own, list, true)) end
+  wrong = not t.compute_device and wrong_prices(t, best, solved(best.own, list, true))
+  if wrong then return nil, wrong end
   return best
+end
+
+local TRIES = 6
+
+--- What solve() returns: a result, or nil and words on measurements that contradict each other, as they do where other programs made some
+--- of them slow. Then again(try) measures again, for tries 2 to TRIES. An error if they still contradict each other.
+function M.agreed(solve, again)
+  for try = 1, TRIES do
+    if try > 1 then again(try) end
+    local result, wrong = solve()
+    if result then return result end
+    if try == TRIES then peri.ffi.fail(("calibrate: %s, also measured again: nothing is kept; measure again"):format(wrong)) end
+  end
 end
 
 --- Bytes a millisecond at a price of a byte. A price of next to nothing, which probes on a busy machine leave, says nothing: then it is the
@@ -347,6 +361,20 @@ local function check_hosts(group)
   end
 end
 
+--- Completes a Topology's arguments t with the prices of measured times: { topology = t, off = }, or { wrong = words }.
+local function finished(t, times, target, device, tell)
+  local best, wrong = M.prices(t, times, target)
+  if not best then return { wrong = wrong } end
+  local ahead, back = best.costs.forward, best.costs.backward
+  t.costs, t.cache_bytes, t.core_cache_bytes = best.costs, best.cache_bytes, best.core_cache_bytes
+  t.rates.gather = M.rate(ahead.id_byte + ahead.cold_row_byte, t.rates.copy)
+  t.rates.update = M.rate(back.id_byte + back.cold_row_byte, t.rates.copy)
+  if device then t.hbm_mem_bw = 2 * t.rates.copy -- read and written
+  else t.ddr_mem_bw = t.rates.gather end
+  if device then t.dense, best.off.dense = dense.prices(device, target.dense_scale, tell) end
+  return { topology = t, off = best.off }
+end
+
 --- The topology of a group's ranks, measured. args: { group =, choices = name -> way (or nil), seconds = (about; 20), tell =
 --- function(done, all, text), before = the last result of an earlier call, or nil: what that found faster stays }. Returns it, by direction
 --- the mean relative error of the prices over the probes and how many these are (steps), and what was measured. Collective.
@@ -367,25 +395,26 @@ function M.topology(args)
     check_room(plan.Topology(t), target)
   end
   rates.bare(group, t, before and before.bare, tell, target)
-  local found = { bare = util.copy(t) }
-  found.bare.rates = util.copy(t.rates)
-  local all, times = plan.Topology(t), before and before.times
-  found.times = measured(all, group, group, n > host and 0.5 * seconds or seconds, times, tell, target)
-  if n > host then -- what ranks compute is a small part of what they take across hosts: it is found by steps without that
-    local own = peri.dist.comm.intra_and_cross_node_pg { group = group }
-    found.times.host = measured(one_host(t), own, group, 0.5 * seconds, times and times.host, tell, target)
+  local found = { bare = util.copy(t), times = util.copy(before and before.times or {}) }
+  found.bare.rates = t.rates
+  if n > host then found.times.host = util.copy(found.times.host or {}) end
+  local own = n > host and peri.dist.comm.intra_and_cross_node_pg { group = group }
+  local function steps()
+    measure_steps(found.times, plan.Topology(t), group, group, own and 0.5 * seconds or seconds, tell, target)
+    -- what ranks compute is a small part of what they take across hosts: it is found by steps without that
+    if own then measure_steps(found.times.host, one_host(t), own, group, 0.5 * seconds, tell, target) end
   end
-  tell(0, 1, "prices")
-  local made = peri.dist.collective_utils.invoke_on_rank_and_broadcast_result(group, 0, function() -- one topology on all ranks
-    local best = M.prices(t, found.times, target)
-    local ahead, back = best.costs.forward, best.costs.backward
-    t.costs, t.cache_bytes, t.core_cache_bytes = best.costs, best.cache_bytes, best.core_cache_bytes
-    t.rates.gather = M.rate(ahead.id_byte + ahead.cold_row_byte, t.rates.copy)
-    t.rates.update = M.rate(back.id_byte + back.cold_row_byte, t.rates.copy)
-    if args.device then t.hbm_mem_bw = 2 * t.rates.copy -- read and written
-    else t.ddr_mem_bw = t.rates.gather end
-    if args.device then t.dense, best.off.dense = dense.prices(args.device, target.dense_scale, tell) end
-    return { topology = t, off = best.off }
+  steps()
+  local made = M.agreed(function()
+    tell(0, 1, "prices")
+    local one = peri.dist.collective_utils.invoke_on_rank_and_broadcast_result(group, 0, function() -- one topology on all ranks
+      return finished(t, found.times, target, args.device, tell)
+    end)
+    return not one.wrong and one, one.wrong
+  end, function(try) -- the copies, which take little time, and then the steps too
+    tell(0, 1, "copies")
+    t.rates.copy = math.max(t.rates.copy, rates.copies(group, target))
+    if try > TRIES / 2 then steps() end
   end)
   return plan.Topology(made.topology), made.off, found
 end

@@ -68,10 +68,11 @@ end
 local function sharded_of(collection, module_plan, constraints, group, batch_size, device)
   local pooled = collection.kind ~= "EmbeddingCollection"
   local tables, features, known = {}, {}, {}
+  local start = peri.embed.constant(0.01) -- quicker than to draw numbers; lookups and updates take no longer for any
   for i, t in ipairs(collection.tables) do
     local config = pooled and peri.EmbeddingBagConfig or peri.EmbeddingConfig
     tables[i] = config { name = t.name, num_embeddings = t.num_embeddings, embedding_dim = t.embedding_dim,
-      feature_names = t.feature_names, data_type = t.data_type or "FP32" }
+      feature_names = t.feature_names, data_type = t.data_type or "FP32", init_fn = start }
     local constraint = constraints_of.of(constraints, collection.path, t.name)
     local function numbers(key, default) return constraints_of.per_feature(constraint, key, t.name, #t.feature_names, default) end
     local lengths, poolings, batches = numbers("pooling_factors", 1), numbers("num_poolings", 1), numbers("batch_sizes", batch_size)
@@ -184,7 +185,6 @@ function M.release(prepared)
     for _, gradient in ipairs(part.gradients) do gradient:release() end
   end
   prepared.parts = {}
-  collectgarbage()
   collectgarbage()
 end
 
