@@ -579,10 +579,11 @@ SHARE := $(PREFIX)/share/perilune
 DOCS := README.md LICENSE $(sort $(shell find docs -type f)) $(sort $(wildcard kernels/*.h))
 EXAMPLES := $(sort $(shell find examples -type f))
 DOCDIR := $(PREFIX)/share/doc/perilune
+COMPLETIONS := $(PREFIX)/share/bash-completion/completions/perilune $(PREFIX)/share/zsh/site-functions/_perilune
 BUILT_PLUGINS := $(PLUGINS) $(wildcard $(CUDA_SO) $(NCCL_SO))
 INSTALLED := $(HEADERS:runtime/include/%=$(PREFIX)/include/%) $(LIBDIR)/libperilune.a $(LIBDIR)/libperilune.so.$(VERSION) \
 	$(LIBDIR)/libperilune.so.$(SOVERSION) $(LIBDIR)/libperilune.so $(LIBDIR)/pkgconfig/perilune.pc \
-	$(BUILT_PLUGINS:$B/%=$(LIBDIR)/perilune/%) $(LUA:lua/%=$(LUADIR)/%) $(DEFINITIONS:lua/%=$(LUADIR)/%) $(LUADIR)/perilune/cdef.lua $(LAUNCHER:$B/%=$(PREFIX)/bin/%) \
+	$(BUILT_PLUGINS:$B/%=$(LIBDIR)/perilune/%) $(LUA:lua/%=$(LUADIR)/%) $(DEFINITIONS:lua/%=$(LUADIR)/%) $(LUADIR)/perilune/cdef.lua $(LAUNCHER:$B/%=$(PREFIX)/bin/%) $(if $(LAUNCHER),$(COMPLETIONS)) \
 	$(DOCS:%=$(DOCDIR)/%) $(EXAMPLES:%=$(SHARE)/%)
 
 $B/perilune.pc: $(CONFIG) Makefile
@@ -604,6 +605,7 @@ install: all $B/perilune.pc
 	@for file in $(LUA) $(DEFINITIONS); do install -m 644 $$file $(DESTDIR)$(LUADIR)/$${file#lua/}; done
 	@install -m 644 $(CDEF) $(DESTDIR)$(LUADIR)/perilune/
 	@$(if $(LAUNCHER),install -m 755 $(LAUNCHER) $(DESTDIR)$(PREFIX)/bin/)
+	@$(if $(LAUNCHER),$(LAUNCHER) completion bash >$(DESTDIR)$(word 1,$(COMPLETIONS)) && $(LAUNCHER) completion zsh >$(DESTDIR)$(word 2,$(COMPLETIONS)))
 	@for file in $(DOCS); do install -m 644 $$file $(DESTDIR)$(DOCDIR)/$$file; done
 	@for file in $(EXAMPLES); do install -m 644 $$file $(DESTDIR)$(SHARE)/$$file; done
 	@$(if $(DESTDIR),:,ldconfig 2>/dev/null || true)

@@ -1,5 +1,5 @@
--- cli.lua: the command line of the launcher: run, plan, schedule, checkpoint, info, calibrate, version. Returns exit codes; 2: the line is
--- wrong.
+-- cli.lua: the command line of the launcher: run, plan, schedule, checkpoint, info, doctor, calibrate, help, completion, version, and
+-- interactive sessions. Returns exit codes; 2: the line is wrong.
 local argparse = require "argparse"
 local openmpi = require "perilune.launch.openmpi"
 
@@ -149,7 +149,8 @@ end
 
 local function make_parser()
   local parser = argparse("perilune", "Train and serve recommendation models with sharded embeddings from Lua scripts.")
-    :epilog "perilune COMMAND --help tells about one command."
+    :epilog("perilune COMMAND --help tells about one command. perilune alone, on a terminal, begins an interactive session; "
+      .. "perilune -l MODULE -e TEXT -i SCRIPT loads a module, runs a text, and then begins one.")
     :command_target "command"
     :require_command(true)
   parser:flag("-v --version", "Print the version and leave."):action(function() M.version() os.exit(0) end)
@@ -181,8 +182,14 @@ local function make_parser()
   add_plan(parser)
 
   parser:command("info devices", "Print what this machine offers: processor, memory, devices, transports, libraries.")
+  parser:command("doctor", "Look whether this machine has what Perilune uses, and say what to do where it does not.")
   add_calibrate(parser)
   add_checkpoint(parser)
+  local help = parser:command("help", "What the reference (docs/reference) says of a name, such as KeyedJaggedTensor or permute.")
+  help:argument("name", "A name of Lua or C, or a page; without one: the pages."):args "?"
+  help:flag("--names", "Print all names that it tells about.")
+  parser:command("completion", "Print a script with which a shell completes perilune's words: eval \"$(perilune completion bash)\"")
+    :argument("shell", "The shell."):choices { "bash", "zsh" }
   parser:command("version", "Print the version.")
   return parser
 end
@@ -214,11 +221,13 @@ end
 
 -- -- commands ------------------------------------------------------------------------------------------------------------------------
 
+function M.version_text()
+  local C = require("perilune").ffi.C
+  return ("perilune %s (contract %d, %s)"):format(require("ffi").string(C.peri_version()), C.peri_abi_version(), jit.version)
+end
+
 function M.version()
-  local peri = require "perilune"
-  local C = peri.ffi.C
-  local ffi = require "ffi"
-  print(("perilune %s (contract %d, %s)"):format(ffi.string(C.peri_version()), C.peri_abi_version(), jit.version))
+  print(M.version_text())
   return 0
 end
 
@@ -325,11 +334,40 @@ local function plans(options, words)
   return launch.run { ranks = ranks, words = words, arguments = {}, script = function() command.verify(options) end }
 end
 
+local function say(text)
+  print(text)
+  return 0
+end
+
+--- Commands that need no ranks: functions of the options and the parser, which return the exit code.
+local simple = {
+  version = function() return M.version() end,
+  doctor = function() return require("perilune.launch.doctor").run() end,
+  completion = function(options, parser) return say(require("perilune.launch.words").script(parser, options.shell)) end,
+  help = function(options)
+    if options.names then return say(require("perilune.launch.words").names()) end
+    return require("perilune.launch.help").run(options.name)
+  end,
+}
+
+--- An interactive session, if the words ask for one: none on a terminal, or -e, -i, -l. Returns the exit code; nil: they do not.
+local function session(words)
+  local first = words[1] and words[1]:sub(1, 2)
+  if words[1] and first ~= "-e" and first ~= "-i" and first ~= "-l" then return nil end
+  if not words[1] and not require("perilune.launcher").interactive() then return nil end
+  local repl = require "perilune.launch.repl"
+  local options, wrong = repl.parse(words)
+  if not options then return refuse(wrong, 2) end
+  return repl.run(options, M.version_text())
+end
+
 --- Run the command line in `words` (a list with the program's name at 0). Returns the exit code.
 function M.main(words)
   require("perilune.compiler").settle()
   local list = {}
   for i = 1, #words do list[i] = words[i] end
+  local code = session(list)
+  if code then return code end
   if list[1] == "run" then
     local rest = {}
     for i = 2, #list do rest[#rest + 1] = list[i] end
@@ -348,7 +386,7 @@ function M.main(words)
     os.exit(2)
   end
   local options = parser:parse(list)
-  if options.command == "version" then return M.version() end
+  if simple[options.command] then return simple[options.command](options, parser) end
   if options.command == "plan" then return plans(options, list) end
   if options.command == "calibrate" then return calibrate(options, list) end
   if options.command == "schedule" then

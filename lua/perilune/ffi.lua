@@ -120,6 +120,15 @@ local operators = { __add = "+", __sub = "-", __mul = "*", __div = "/", __mod = 
 local refusals = { __unm = "operator '-'", __len = "length '#'", __call = "call: it is no function", __pairs = "pairs: it is no table",
   __ipairs = "ipairs: it is no table" }
 
+local methods_of = {} -- list of { ctype, methods } of all handles
+
+--- The methods of a handle; nil: x is none.
+function M.methods_of(x)
+  for _, entry in ipairs(methods_of) do
+    if ffi.istype(entry[1], x) then return entry[2] end
+  end
+end
+
 --- Give a handle's metatable our words for all that it does not do: LuaJIT's own would be those of the C struct.
 local function refuse(meta, text)
   local function add(event, words)
@@ -130,6 +139,14 @@ local function refuse(meta, text)
   end
   for event, words in util.ordered(refusals) do add(event, function() return ("%s has no %s"):format(text, words) end) end
   add("__newindex", function(_, key) return ("%s has no field %s that could be set"):format(text, errors.kind(key)) end)
+end
+
+--- The methods, and our words for a name that is not among them: LuaJIT's own would be those of the C struct.
+local function or_refused(methods, text)
+  return setmetatable(methods, { __index = function(_, key)
+    if type(key) == "string" then util.unknown(text, key, { methods }, "method ") end
+    M.fail(("%s is not indexed with %s; its elements: to_table(), to_list(), item(position from 0)"):format(text, errors.kind(key)))
+  end })
 end
 
 --- function(x): an error unless x is what C made: a handle instead would have two owners, and be freed twice.
@@ -156,14 +173,10 @@ function M.handle(name, methods, meta, text)
       h.ptr = nil
     end
   end
-  if not meta.__index then -- LuaJIT's own words for a name that is not there would be those of the C struct
-    meta.__index = setmetatable(methods, { __index = function(_, key)
-      if type(key) == "string" then util.unknown(text, key, { methods }, "method ") end
-      M.fail(("%s is not indexed with %s; its elements: to_table(), to_list(), item(position from 0)"):format(text, errors.kind(key)))
-    end })
-  end
+  meta.__index = meta.__index or or_refused(methods, text)
   refuse(meta, text)
   local ctype = ffi.metatype(name .. "_ref", meta)
+  methods_of[#methods_of + 1] = { ctype, methods }
   local check_pointer = pointer_check(name, ctype, text)
   local function unusable(x)
     local y = util.resolve(x)

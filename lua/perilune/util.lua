@@ -297,6 +297,8 @@ local function distance(a, b)
   return d[#a][#b]
 end
 
+M.distance = distance
+
 --- An error for a name that `what` does not have; it tells the name among the keys of `tables` that may have been meant. noun: "method ".
 function M.unknown(what, name, tables, noun)
   local best, least, most = nil, math.huge, math.max(1, math.floor(#name / 4))
@@ -319,6 +321,7 @@ end
 function M.face(what, content, modules, names, whole)
   modules, names, whole = modules or {}, names or {}, whole or {}
   return setmetatable(content, {
+    __names = function() return { modules, names, unpack(M.map(whole, require)) } end, -- for completion: names that are not loaded yet
     __index = function(face, key)
       local value
       if modules[key] then value = require(modules[key])

@@ -27,5 +27,7 @@ void peri__job_register(struct lua_State *L);
 void peri__stop_register(struct lua_State *L);
 /** libraries (libraries.c). */
 void peri__libraries_register(struct lua_State *L);
+/** interactive, raw, key, columns, interrupts (terminal.c). */
+void peri__terminal_register(struct lua_State *L);
 
 #endif

@@ -132,6 +132,7 @@ static int open_launcher(lua_State *L)
     peri__job_register(L);
     peri__stop_register(L);
     peri__libraries_register(L);
+    peri__terminal_register(L);
     char *path = realpath("/proc/self/exe", NULL);
     lua_pushstring(L, path ? path : "perilune");
     lua_setfield(L, -2, "program");

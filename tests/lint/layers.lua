@@ -162,8 +162,8 @@ end
 
 -- Lua: the first name after "perilune.".
 local rank = {
-  environment = -2, errors = -1, util = 0, cdef = 0, launcher = 0, compiler = 0.5, ffi = 1, signature = 1.5, choices = 2, progress = 2,
-  tensor = 2,
+  environment = -2, errors = -1, util = 0, cdef = 0, manual = 0, launcher = 0, compiler = 0.5, ffi = 1, signature = 1.5, choices = 2,
+  progress = 2, tensor = 2,
   jagged = 3, nn = 4,
   dist = 4, data = 4, stop = 4, serial = 2, sparse = 4.5, embed = 5, plan = 6, shard = 7, checkpoint = 7.5, model = 8, pipeline = 9,
   launch = 11,

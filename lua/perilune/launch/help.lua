@@ -1,0 +1,113 @@
+-- launch/help.lua: `perilune help NAME`, and help "NAME" in an interactive session: what docs/reference says of a name.
+local util = require "perilune.util"
+
+local M = {}
+
+local function manual() return require "perilune.manual" end
+
+--- How a name ends: "KeyedJaggedTensor:permute" and "permute" are ends of "peri.KeyedJaggedTensor:permute".
+local function ends(full, name)
+  full, name = full:gsub(":", "."), name:gsub(":", ".")
+  return full == name or full:sub(-#name - 1) == "." .. name
+end
+
+--- The full names that a name may stand for, sorted: itself, or those that end with it.
+function M.find(name)
+  local texts = manual().texts
+  if texts[name] then return { name } end
+  if texts["peri." .. name] then return { "peri." .. name } end
+  local found, lower = {}, {}
+  for _, full in ipairs(util.keys(texts)) do
+    if ends(full, name) then found[#found + 1] = full
+    elseif ends(full:lower(), name:lower()) then lower[#lower + 1] = full end
+  end
+  return #found > 0 and found or lower
+end
+
+--- Up to five names that are written much like one that is not there.
+local function near(name)
+  local wanted, list = name:lower():gsub("^peri%.", ""), {}
+  for _, full in ipairs(util.keys(manual().texts)) do
+    local last = full:match "[%w_]+$"
+    local least = math.min(util.distance(wanted, last:lower()), util.distance(wanted, full:lower():gsub("^peri%.", "")))
+    local inside = #wanted >= 3 and full:lower():find(wanted, 1, true)
+    if least <= math.max(1, math.floor(#wanted / 3)) or inside then list[#list + 1] = { full, inside and least / 100 or least } end
+  end
+  table.sort(list, function(a, b) return a[2] < b[2] or a[2] == b[2] and a[1] < b[1] end)
+  return util.map({ unpack(list, 1, 5) }, function(x) return x[1] end)
+end
+
+local function page_of(name)
+  for _, page in ipairs(manual().pages) do
+    if page.name == name then return page end
+  end
+end
+
+--- Lines "name   its first sentence".
+local function listing(names)
+  local width, lines = 0, {}
+  for _, name in ipairs(names) do width = math.max(width, math.min(#name, 48)) end
+  for i, name in ipairs(names) do
+    lines[i] = ("  %-" .. width .. "s  %s"):format(name, manual().briefs[name] or ""):gsub("%s+$", "")
+  end
+  return table.concat(lines, "\n")
+end
+
+local function contents()
+  local lines = { "The reference. Pages:\n" }
+  for _, page in ipairs(manual().pages) do lines[#lines + 1] = ("  %-16s %s"):format(page.name, page.title) end
+  lines[#lines + 1] = "\nperilune help PAGE lists the names of a page, perilune help NAME tells about a name, such as KeyedJaggedTensor,"
+  lines[#lines + 1] = "KeyedJaggedTensor:permute, permute or peri_kjt_permute. The same as pages: docs/reference."
+  return table.concat(lines, "\n")
+end
+
+--- The text about a name (nil: about the whole), or nil and why there is none.
+function M.text(name)
+  if not name then return contents() end
+  local page, found = page_of(name), M.find(name)
+  if page then return page.title .. "\n\n" .. listing(page.names) end
+  if #found == 1 then return found[1] .. "\n\n" .. manual().texts[found[1]] end
+  if #found > 1 then return ("'%s' is the name of several:\n\n%s"):format(name, listing(found)) end
+  local others = near(name)
+  return nil, ("help: there is nothing about '%s'%s"):format(name,
+    #others > 0 and "; is one of these meant?\n" .. listing(others) or "; perilune help lists the pages")
+end
+
+--- The text about a value that the reference describes: a function, a class, an object of a class.
+function M.text_of_value(value)
+  local ffi = require "ffi"
+  local P, peri = require "perilune.ffi", require "perilune"
+  if type(value) == "cdata" and P.methods_of(value) then
+    for _, name in ipairs { "Tensor", "KeyedJaggedTensor", "JaggedTensor", "KeyedTensor" } do
+      if peri[name].methods == P.methods_of(value) then return M.text("peri." .. name) end
+    end
+  end
+  local meta = type(value) == "table" and getmetatable(value)
+  local class = type(meta) == "table" and rawget(meta, "class_name") and meta
+  for _, full in ipairs(util.keys(manual().texts)) do
+    if full:match "^peri[%.:]" then
+      local x = peri
+      for key in full:gsub("^peri", ""):gmatch "[%w_]+" do
+        local methods = type(x) == "table" and rawget(x, "methods")
+        local ok, found = pcall(function() return methods and rawget(methods, key) or x[key] end)
+        x = ok and found or nil
+        if x == nil or ffi.istype("void *", x) then break end
+      end
+      if x ~= nil and (rawequal(x, value) or class and rawequal(x, class)) then return M.text(full) end
+    end
+  end
+  return nil, "help: the reference does not describe this value; help \"NAME\" looks for a name"
+end
+
+--- The command: prints the text. Returns the exit code.
+function M.run(name)
+  local text, why = M.text(name)
+  if text then
+    print(text)
+    return 0
+  end
+  io.stderr:write("perilune: ", why, "\n")
+  return 1
+end
+
+return M

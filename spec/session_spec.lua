@@ -1,0 +1,158 @@
+-- Interactive sessions: editing lines, completion, what values look like; perilune -e, -i, -l; perilune help, doctor, completion.
+local shell = require "spec.support.shell"
+local complete = require "perilune.launch.complete"
+local editor = require "perilune.launch.editor"
+local repl = require "perilune.launch.repl"
+local peri = require "perilune"
+local perilune = shell.perilune
+
+--- An editor that gets these keys: the lines that they make, and what was written.
+local function edit(keys, history, words)
+  local at, written = 0, {}
+  local e = editor.new(function()
+    at = at + 1
+    return keys:byte(at)
+  end, function(text) written[#written + 1] = text end, function() return 40 end, words or complete.complete)
+  for _, line in ipairs(history or {}) do e:remember(line) end
+  local lines = {}
+  repeat
+    local line, stopped = e:line_of "> "
+    lines[#lines + 1] = line or stopped and "stopped" or nil
+    if line then e:remember(line) end
+  until not line and not stopped
+  return lines, table.concat(written)
+end
+
+describe("the editor of lines", function()
+  it("moves, inserts and deletes", function()
+    assert.same({ "abc" }, (edit "ac\27[Db\r"))
+    assert.same({ "xyz" }, (edit "yz\1x\5\r"))
+    assert.same({ "ad" }, (edit "abcd\27[D\27[D\27[D\27[3~\4\r"))
+    assert.same({ "one " }, (edit "one two\23\r"))
+    assert.same({ "three" }, (edit "one two\21three\r"))
+    assert.same({ "one" }, (edit "one two\27b\2\11\r"))
+    assert.same({ "hé!" }, (edit "hé\2\6!\r"))
+    assert.same({ "h" }, (edit "hé\127\r"))
+    assert.same({ "stopped", "b" }, (edit "a\3b\r"))
+    assert.same({}, (edit "\4unseen\r"))
+  end)
+
+  it("recalls and searches earlier lines", function()
+    assert.same({ "second" }, (edit("\27[A\r", { "first", "second" })))
+    assert.same({ "first" }, (edit("\16\16\16\r", { "first", "second" })))
+    assert.same({ "begun on" }, (edit("begun\27[A\27[B on\r", { "first" })))
+    assert.same({ "first" }, (edit("\18fi\r", { "first", "second" })))
+    assert.same({ "a", "a", "b" }, (edit "a\r\16\r\16\127b\r"))
+  end)
+
+  it("shows a part of a long line, and the cursor in it", function()
+    local _, written = edit(("x"):rep(100) .. "\r")
+    assert.not_matches(("x"):rep(41), written)
+  end)
+
+  it("completes as far as is certain, and lists what may follow", function()
+    local function words(before) return 1, before == "a" and { "alpha1", "alpha2" } or { "alpha1", "alpha2" } end
+    local lines, written = edit("a\t\t1\r", nil, words)
+    assert.same({ "alpha1" }, lines)
+    assert.matches("alpha1  alpha2", written)
+    assert.same({ "  x" }, (edit "\tx\r"))
+  end)
+end)
+
+describe("completion", function()
+  local function words(before)
+    local first, list = complete.complete(before)
+    return before:sub(1, first - 1), list
+  end
+
+  it("knows globals, parts of the library that are not loaded, classes, objects and handles", function()
+    _G.session = { peri = peri, jt = peri.JaggedTensor { values = { 1 }, lengths = { 1 } }, x = peri.ones { 2 }, linear =
+      peri.nn.Linear { in_features = 2, out_features = 1 } }
+    finally(function() _G.session = nil end)
+    assert.same({ "tostring" }, select(2, words "print(tost"))
+    assert.same({ "repeat", "require", "return" }, select(2, words "re"))
+    local before, list = words "y = session.peri.EmbeddingBagColl"
+    assert.equal("y = session.peri.", before)
+    assert.same({ "EmbeddingBagCollection" }, list)
+    assert.same({ "from_lengths_sync", "from_lists" }, select(2, words "session.peri.KeyedJaggedTensor.from_l"))
+    assert.same({ "to_dense", "to_dense_weights" }, select(2, words "session.jt:to_dense"))
+    assert.same({ "reshape" }, select(2, words "session.x:resh"))
+    assert.same({ "named_parameters" }, select(2, words "session.linear:named_p"))
+    assert.same({}, select(2, words "session.nothing.x"))
+    assert.same({ "KeyedJaggedTensor:permute" }, select(2, words "help \"KeyedJaggedTensor:perm"))
+  end)
+end)
+
+describe("a session", function()
+  it("shows values", function()
+    assert.equal("\"a\\n\"", repl.show "a\n")
+    assert.equal("{ 1, 2, x = { \"y\" }, [0] = true }", repl.show({ 1, 2, x = { "y" }, [0] = true }):gsub("%[0%] = true, x = { \"y\" }",
+      "x = { \"y\" }, [0] = true"))
+    assert.equal("{ { { {...} } } }", repl.show { { { { 1 } } } })
+    assert.matches("^tensor f32 %[2%]", repl.show(peri.ones { 2 }))
+    assert.matches("%.%.%. 76 more", repl.show((function()
+      local list = {}
+      for i = 1, 100 do list[i] = i end
+      return list
+    end)()))
+  end)
+
+  it("loads expressions and statements, and knows what is not finished", function()
+    assert.same({ nil, 1, 2 }, { repl.load "1, 2" () })
+    assert.equal("more", select(2, repl.load "for i = 1, 2 do"))
+    assert.matches("unexpected symbol", select(2, repl.load "1 +)"))
+    repl.load "local session_x = 5" ()
+    assert.equal(5, rawget(_G, "session_x"))
+    _G.session_x = nil
+  end)
+
+  it("takes -l, -e, -i", function()
+    assert.same({ steps = { { "l", "a.b" }, { "e", "x" }, { "e", "y" } }, arguments = { "2" }, interactive = true, script = "s.lua" },
+      repl.parse { "-l", "a.b", "-e", "x", "-ey", "-i", "s.lua", "2" })
+    assert.matches("does not go with", select(2, repl.parse { "-e", "x", "--no" }))
+    assert.matches("followed by", select(2, repl.parse { "-e" }))
+  end)
+end)
+
+describe("the launcher", function()
+  if shell.no_launcher() then return it("is there", function() pending(shell.no_launcher()) end) end
+  local function run(words, input)
+    return shell.run(("%s%s %s"):format(input and ("printf '%s' | "):format(input) or "", perilune, words))
+  end
+
+  it("runs texts, and sessions of piped lines", function()
+    assert.equal("3\nnil\n", (run "-e '1 + 2' -e nil"))
+    assert.same({ "the moon (input:1)\n", 1 }, { run "-e 'error \"the moon\"'" })
+    assert.equal("4\ntrue\n", (run("-l bit -e 'bit.lshift(1, 2)' -i", "x = bit ~= nil\\nx\\n")))
+    assert.equal("1\n2\n", (run("-i", "for i = 1, 2 do\\nprint(i)\\nend\\n")))
+    assert.same({ 2 }, { select(2, run "") }) -- no terminal: the usage
+  end)
+
+  it("tells about names, and which may be meant", function()
+    assert.matches("^peri.KeyedJaggedTensor:permute\n.*indices: integer%[%]", (run "help permute"))
+    assert.matches("peri_status peri_kjt_permute%(", (run "help peri_kjt_permute"))
+    assert.matches("is the name of several:\n.*peri.JaggedTensor:to ", (run "help to"))
+    local out, status = run "help KeyedJagedTensor"
+    assert.equal(1, status)
+    assert.matches("is one of these meant%?\n  peri.KeyedJaggedTensor ", out)
+    assert.matches("jagged  +Jagged tensors", (run "help"))
+    assert.matches("peri.KeyedJaggedTensor:permute +Key i", (run "help jagged"))
+  end)
+
+  it("completes in bash", function()
+    local function completes(words, at)
+      return (shell.run(("PATH=%s:$PATH bash -c 'eval \"$(perilune completion bash)\"; COMP_WORDS=(%s); COMP_CWORD=%d; "
+        .. "_perilune_or_help perilune \"${COMP_WORDS[%d]}\" \"\"; echo \"${COMPREPLY[*]}\"'"):format(shell.build, words, at, at)))
+    end
+    assert.equal("calibrate\n", completes("perilune cal", 1))
+    assert.equal("KeyedJaggedTensor.permute\n", completes("perilune help KeyedJaggedTensor.perm", 2))
+    assert.matches("^#compdef perilune", (run "completion zsh"))
+  end)
+
+  it("looks at the machine", function()
+    local out, status = run "doctor"
+    assert.equal(0, status)
+    assert.matches("\nok +matrix products ", out)
+    assert.matches("\n%l+ +locked memory ", out)
+  end)
+end)
