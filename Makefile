@@ -71,7 +71,7 @@ endif
 missing = $(if $($(1)),,$(2))
 MISSING := $(strip $(call missing,HAVE_CC,gcc libc6-dev) $(call missing,HAVE_PKG_CONFIG,pkg-config) $(call missing,HAVE_LUAJIT,luajit) \
 	$(call missing,HAVE_LUAJIT_LIB,libluajit-5.1-dev) $(call missing,HAVE_OPENBLAS,libopenblas-dev) \
-	$(call missing,HAVE_ONEDNN,libdnnl-dev) $(call missing,HAVE_URING,liburing-dev) $(call missing,HAVE_XXHASH,libxxhash-dev) $(call missing,HAVE_MPI,openmpi-bin libopenmpi-dev) \
+	$(call missing,HAVE_ONEDNN,libdnnl-dev) $(call missing,HAVE_URING,liburing-dev) $(call missing,HAVE_XXHASH,libxxhash-dev) $(call missing,HAVE_MICROHTTPD,libmicrohttpd-dev) $(call missing,HAVE_MPI,openmpi-bin libopenmpi-dev) \
 	$(call missing,HAVE_ARGPARSE,lua-argparse) $(call missing,HAVE_DKJSON,lua-dkjson) $(call missing,HAVE_BUSTED,lua-busted) \
 	$(call missing,HAVE_CMOCKA,libcmocka-dev) $(call missing,HAVE_CXX,g++) $(call missing,HAVE_IP,iproute2) $(call missing,HAVE_LUACHECK,lua-check) $(call missing,HAVE_GNUPLOT,gnuplot-nox))
 
@@ -151,6 +151,11 @@ CXXFLAGS := -std=c++17 -O2 -g1 -fno-omit-frame-pointer -fPIC -fvisibility=hidden
 CU_HOST_FLAGS := $(CXXFLAGS) -O0
 
 LAUNCHER := $(if $(HAVE_LUAJIT_LIB),$(if $(HAVE_ARGPARSE),$B/perilune))
+# What `perilune serve` becomes: a program of its own, so that nothing else has the HTTP library in it. Its objects, but for main, are an
+# archive that tests link, too.
+SERVER := $(if $(HAVE_MICROHTTPD),$(if $(wildcard runtime/serve/main.c),$B/perilune-serve))
+SERVE_A := $B/serve.a
+SERVE_OBJ := $(patsubst %.c,$B/obj/%.o,$(filter-out runtime/serve/main.c $(if $(HAVE_MICROHTTPD),,runtime/serve/http.c),$(wildcard runtime/serve/*.c))) $B/obj/serve_page.o
 CDEF := $B/lua/perilune/cdef.lua
 
 .PHONY: all help probe config needed setup test check check-c check-lua parity reference pictures check-mpi check-net check-cuda check-cuda-san check-cuda-short gpu-check gpu-check-run fuzz demo demo-run lint install uninstall clean distclean \
@@ -158,7 +163,7 @@ CDEF := $B/lua/perilune/cdef.lua
 	bench-pipeline bench-plan bench-checkpoint
 .DELETE_ON_ERROR:
 
-all: needed $(LIB_A) $(LIB_SO) $(PLUGINS) $(CDEF) $B/abi.ok $(LAUNCHER) $(if $(filter 1,$(CUDA)),$(CUDA_SO) $(NCCL_SO))
+all: needed $(LIB_A) $(LIB_SO) $(PLUGINS) $(CDEF) $B/abi.ok $(LAUNCHER) $(SERVER) $(if $(filter 1,$(CUDA)),$(CUDA_SO) $(NCCL_SO))
 
 help:
 	@sed -n '3,$$ { /^#/!q; s/^# \{0,1\}//; p }' Makefile
@@ -175,6 +180,7 @@ config:
 	$(call row,oneDNN,HAVE_ONEDNN,for faster matrix products)
 	$(call row,xxHash,HAVE_XXHASH,needed)
 	$(call row,liburing,HAVE_URING,for faster reads of tables in files)
+	$(call row,libmicrohttpd,HAVE_MICROHTTPD,for perilune serve)
 	$(call row,Open MPI,HAVE_MPI,for more than one process)
 	$(call row,CUDA,HAVE_CUDA,for GPUs (make cuda))
 	$(call row,NCCL,HAVE_NCCL,for GPUs (make cuda))
@@ -354,10 +360,28 @@ $B/perilune: $(HOST_OBJ) $B/obj/pack.o $(LIB_A)
 	$(Q)$(CC) $(CFLAGS) $(SANFLAGS) -rdynamic $(HOST_OBJ) $B/obj/pack.o -Wl,--whole-archive $(LIB_A) $(firstword $(LUAJIT_LIBS)) -Wl,--no-whole-archive \
 	  $(wordlist 2,9,$(LUAJIT_LIBS)) $(LIBS) -o $@
 
+# -- the server ---------------------------------------------------------------------------------------------------------------------
+
+$B/serve_page.c: runtime/serve/page.html runtime/gen/bytes.lua
+	@mkdir -p $(@D)
+	$(Q)luajit runtime/gen/bytes.lua peri__serve_page $< >$@
+$B/obj/serve_page.o: $B/serve_page.c
+	@mkdir -p $(@D)
+	$(Q)$(CC) -std=c11 -c $< -o $@
+$(SERVE_A): $(SERVE_OBJ)
+	@$(if $(V),,echo '  AR      $@')
+	$(Q)rm -f $@ && ar crs $@ $^
+$(SERVER): $B/obj/runtime/serve/main.o $(SERVE_A) $(LIB_A)
+	@$(if $(V),,echo '  LINK    $@')
+	$(Q)$(CC) $(CFLAGS) $(SANFLAGS) $^ -lmicrohttpd $(LIBS) -o $@
+
 # -- tests --------------------------------------------------------------------------------------------------------------------------
 
-UNIT := $(if $(HAVE_CMOCKA),$(patsubst %.c,$B/%,$(wildcard tests/unit/*.c tests/kernels/*.c)))
+UNIT := $(if $(HAVE_CMOCKA),$(patsubst %.c,$B/%,$(filter-out $(if $(HAVE_MICROHTTPD),,tests/unit/test_serve%.c),$(wildcard tests/unit/*.c tests/kernels/*.c))))
 FUZZ := $(patsubst %.c,$B/%,$(wildcard tests/fuzz/*.c))
+# Tests of the server have its objects.
+$(filter $B/tests/unit/test_serve% $B/tests/fuzz/serve,$(UNIT) $(FUZZ)): $(SERVE_A)
+SERVE_LIBS = $(filter $(SERVE_A),$^)
 TEST_PLUGINS := $(patsubst tests/unit/plugins/%.c,$B/tests/unit/plugins/libperilune_%.so,$(wildcard tests/unit/plugins/*.c))
 TEST_FLAGS := $(PFLAGS) -I. -Wno-missing-prototypes -Wno-conversion -Wno-unused-function
 
@@ -368,7 +392,7 @@ $(UNIT): $B/%: %.c $(LIB_A)
 	@mkdir -p $(@D)
 	@$(if $(V),,echo '  TEST    $<')
 	$(Q)$(CC) $(CFLAGS) $(TEST_FLAGS) -MMD -MP -MF $@.d -MT $@ -c $< -o $@.o
-	$(Q)$(CC) $(CFLAGS) $(TEST_FLAGS) -rdynamic $@.o $(FENCE) $(LIB_A) -lcmocka $(LIBS) -o $@
+	$(Q)$(CC) $(CFLAGS) $(TEST_FLAGS) -rdynamic $@.o $(FENCE) $(SERVE_LIBS) $(LIB_A) -lcmocka $(if $(SERVE_LIBS),-lmicrohttpd) $(LIBS) -o $@
 
 # Programs in C++: of the pretended GPU.
 UNIT_CXX := $(if $(and $(HAVE_CXX),$(HAVE_CMOCKA)),$(patsubst %.cc,$B/%,$(wildcard tests/unit/*.cc)))
@@ -381,7 +405,7 @@ $(UNIT_CXX): $B/%: %.cc $(UNIT_CXX_OBJ)
 $(FUZZ): $B/%: %.c tests/harness/fuzz_main.c $(LIB_A)
 	@mkdir -p $(@D)
 	@$(if $(V),,echo '  FUZZ    $<')
-	$(Q)$(CC) $(CFLAGS) $(TEST_FLAGS) -MMD -MP $< tests/harness/fuzz_main.c $(LIB_A) $(LIBS) -o $@
+	$(Q)$(CC) $(CFLAGS) $(TEST_FLAGS) -MMD -MP $< tests/harness/fuzz_main.c $(SERVE_LIBS) $(LIB_A) $(LIBS) -o $@
 
 $(TEST_PLUGINS): $B/tests/unit/plugins/libperilune_%.so: tests/unit/plugins/%.c $(CONFIG) | needed
 	@mkdir -p $(@D)
@@ -448,7 +472,7 @@ lint: all
 	@$(RUN_TESTS) --parts=lint
 
 -include $(UNIT:=.d) $(UNIT_CXX:=.d) $(FUZZ:=.d) $(TEST_PLUGINS:=.d)
--include $(OBJ:.o=.d) $(HOST_OBJ:.o=.d) $(PLUGIN_OBJ:.o=.d)
+-include $(OBJ:.o=.d) $(HOST_OBJ:.o=.d) $(PLUGIN_OBJ:.o=.d) $(SERVE_OBJ:.o=.d) $B/obj/runtime/serve/main.d
 
 # -- the demonstration and the benchmarks ----------------------------------------------------------------------------------------------
 
@@ -585,6 +609,7 @@ INSTALLED := $(HEADERS:runtime/include/%=$(PREFIX)/include/%) $(LIBDIR)/libperil
 	$(LIBDIR)/libperilune.so.$(SOVERSION) $(LIBDIR)/libperilune.so $(LIBDIR)/pkgconfig/perilune.pc \
 	$(BUILT_PLUGINS:$B/%=$(LIBDIR)/perilune/%) $(LUA:lua/%=$(LUADIR)/%) $(DEFINITIONS:lua/%=$(LUADIR)/%) $(LUADIR)/perilune/cdef.lua $(LAUNCHER:$B/%=$(PREFIX)/bin/%) $(if $(LAUNCHER),$(COMPLETIONS)) \
 	$(DOCS:%=$(DOCDIR)/%) $(EXAMPLES:%=$(SHARE)/%)
+INSTALLED += $(if $(LAUNCHER),$(SERVER:$B/%=$(PREFIX)/bin/%))
 
 $B/perilune.pc: $(CONFIG) Makefile
 	@mkdir -p $(@D)
@@ -604,7 +629,7 @@ install: all $B/perilune.pc
 	@$(if $(BUILT_PLUGINS),install -m 755 $(BUILT_PLUGINS) $(DESTDIR)$(LIBDIR)/perilune/)
 	@for file in $(LUA) $(DEFINITIONS); do install -m 644 $$file $(DESTDIR)$(LUADIR)/$${file#lua/}; done
 	@install -m 644 $(CDEF) $(DESTDIR)$(LUADIR)/perilune/
-	@$(if $(LAUNCHER),install -m 755 $(LAUNCHER) $(DESTDIR)$(PREFIX)/bin/)
+	@$(if $(LAUNCHER),install -m 755 $(LAUNCHER) $(SERVER) $(DESTDIR)$(PREFIX)/bin/)
 	@$(if $(LAUNCHER),$(LAUNCHER) completion bash >$(DESTDIR)$(word 1,$(COMPLETIONS)) && $(LAUNCHER) completion zsh >$(DESTDIR)$(word 2,$(COMPLETIONS)))
 	@for file in $(DOCS); do install -m 644 $$file $(DESTDIR)$(DOCDIR)/$$file; done
 	@for file in $(EXAMPLES); do install -m 644 $$file $(DESTDIR)$(SHARE)/$$file; done

@@ -23,8 +23,7 @@ static void space(peri__json *j)
     while (j->at < j->end && (*j->at == ' ' || *j->at == '\n' || *j->at == '\t' || *j->at == '\r')) j->at++;
 }
 
-/** The next character that is no white space; 0 at the end and after an error. */
-static char next(peri__json *j)
+char peri__json_next(peri__json *j)
 {
     if (j->status < 0) return 0;
     space(j);
@@ -33,7 +32,7 @@ static char next(peri__json *j)
 
 static bool expect(peri__json *j, char c, const char *wrong)
 {
-    if (next(j) != c) return peri__json_fail(j, wrong);
+    if (peri__json_next(j) != c) return peri__json_fail(j, wrong);
     j->at++;
     return true;
 }
@@ -48,7 +47,7 @@ bool peri__json_enter(peri__json *j, char kind)
 /** Step to the next member of an object or list that ends with @last. */
 static bool member(peri__json *j, char last)
 {
-    char c = next(j);
+    char c = peri__json_next(j);
     bool first = j->first;
     j->first = false;
     if (j->status < 0) return false;
@@ -58,7 +57,7 @@ static bool member(peri__json *j, char last)
     }
     if (first) return true;
     return expect(j, ',', last == '}' ? "a comma or } is wanted" : "a comma or ] is wanted") &&
-           (next(j) != last || peri__json_fail(j, "nothing follows the comma"));
+           (peri__json_next(j) != last || peri__json_fail(j, "nothing follows the comma"));
 }
 
 bool peri__json_item(peri__json *j) { return member(j, ']'); }
@@ -150,7 +149,7 @@ bool peri__json_text(peri__json *j, char *out, size_t room)
 int64_t peri__json_integer(peri__json *j)
 {
     int64_t x = 0;
-    bool minus = next(j) == '-';
+    bool minus = peri__json_next(j) == '-';
     if (j->status < 0) return 0;
     const char *from = j->at += minus;
     for (; j->at < j->end && *j->at >= '0' && *j->at <= '9'; j->at++)
@@ -197,11 +196,11 @@ static bool word(peri__json *j, const char *w)
     return true;
 }
 
-bool peri__json_null(peri__json *j) { return next(j) == 'n' && word(j, "null"); }
+bool peri__json_null(peri__json *j) { return peri__json_next(j) == 'n' && word(j, "null"); }
 
 static bool skip(peri__json *j, int depth)
 {
-    char c = next(j);
+    char c = peri__json_next(j);
     if (j->status < 0) return false;
     if (depth == MOST_DEPTH) return peri__json_fail(j, "lists and objects are nested too deep");
     if (c == '"') return text(j, NULL, 0);
@@ -221,7 +220,7 @@ static bool skip(peri__json *j, int depth)
 
 bool peri__json_skip(peri__json *j, const char **from, int64_t *bytes)
 {
-    next(j);
+    peri__json_next(j);
     const char *at = j->at;
     bool good = skip(j, 0);
     if (from) *from = at;
@@ -231,7 +230,7 @@ bool peri__json_skip(peri__json *j, const char **from, int64_t *bytes)
 
 peri_status peri__json_close(peri__json *j)
 {
-    if (next(j) || (j->status >= 0 && j->at < j->end)) peri__json_fail(j, "something follows the end");
+    if (peri__json_next(j) || (j->status >= 0 && j->at < j->end)) peri__json_fail(j, "something follows the end");
     return j->status;
 }
 

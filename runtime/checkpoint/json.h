@@ -28,6 +28,8 @@ typedef struct peri__json {
 void peri__json_open(peri__json *j, const char *text, int64_t bytes, const char *what);
 /** Fail with PERI_EFORMAT at the current byte; the first failure counts. Always false. */
 bool peri__json_fail(peri__json *j, const char *wrong);
+/** The next character that is no white space, which is not read yet; 0 at the end and after an error. */
+char peri__json_next(peri__json *j);
 /** Expect the begin of an object ('{') or list ('['). */
 bool peri__json_enter(peri__json *j, char kind);
 /** The next key of the object, with its colon, into @key; false behind the last one, whose '}' is then read. A key that is too long is an

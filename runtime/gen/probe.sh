@@ -72,6 +72,13 @@ else
     say HAVE_URING ""
 fi
 
+# libmicrohttpd (optional: perilune serve).
+if printf '#include <microhttpd.h>\nint main(void){return MHD_get_version()==0;}\n' | try -lmicrohttpd; then
+    say HAVE_MICROHTTPD "$(pkg-config --modversion libmicrohttpd 2>/dev/null || echo yes)"
+else
+    say HAVE_MICROHTTPD ""
+fi
+
 # Open MPI: flags through its own compiler wrapper, so that our compiler is used.
 if command -v mpicc >/dev/null 2>&1; then
     flags=$(mpicc --showme:compile 2>/dev/null)

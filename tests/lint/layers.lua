@@ -2,7 +2,7 @@
 
 -- C: folders of runtime, and which layer a public header belongs to.
 local level = { base = 0, plugin = 1, kernels = 1, tensor = 2, sparse = 2.5, collision = 2.7, comm = 3, embed = 4,
-  shard = 5, io = 6, checkpoint = 6, host = 7 }
+  shard = 5, io = 6, checkpoint = 6, host = 7, serve = 7 }
 local public = {
   base = 0, tune = 0, device = 2, tensor = 2, ops = 2, precision = 2, optim = 2, jagged = 2, sparse = 2.5, quantize = 2.5,
   collision = 2.7, comm = 3, codec = 3,
@@ -12,7 +12,7 @@ local public = {
 local foreign = {
   ["mpi.h"] = "^runtime/backends/mpi/", ["cblas.h"] = "^runtime/backends/cpu", ["lua.h"] = "^runtime/host/",
   ["lauxlib.h"] = "^runtime/host/", ["lualib.h"] = "^runtime/host/", ["luajit.h"] = "^runtime/host/", ["nccl.h"] = "^runtime/backends/nccl",
-  ["liburing.h"] = "^runtime/embed/tier/row_io%.c",
+  ["microhttpd.h"] = "^runtime/serve/http%.c", ["liburing.h"] = "^runtime/embed/tier/row_io%.c",
 }
 
 local function normal(path) -- "a/b/../c" -> "a/c"

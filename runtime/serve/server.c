@@ -1,0 +1,325 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * server.c: see server.h: the queue, the model that serves, beginning and end.
+ */
+#include "internal.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <time.h>
+
+enum { CLOCK_TICK_MS = 20 };
+
+int64_t peri__serve_unix_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* -- models -------------------------------------------------------------------------------------------------------------------------- */
+
+void peri__serve_model_retain(peri__serve_model *model) { peri__refs_add(&model->refs); }
+
+void peri__serve_model_release(peri__serve_model *model)
+{
+    if (!model || !peri__refs_drop(&model->refs)) return;
+    peri__free(model->counters);
+    model->kind->close(model);
+}
+
+peri__serve_model *peri__server_model(peri__server *s)
+{
+    pthread_mutex_lock(&s->lock);
+    peri__serve_model *model = s->model;
+    if (model) peri__serve_model_retain(model);
+    pthread_mutex_unlock(&s->lock);
+    return model;
+}
+
+/** With the lock: the counter of a name (NULL: of names that no model has); NULL: no memory. */
+static peri__serve_counter *counter_of(peri__server *s, const char *name)
+{
+    for (peri__serve_counter *c = s->counters; c; c = c->next)
+        if (name ? c->name && strcmp(c->name, name) == 0 : !c->name) return c;
+    peri__serve_counter *c = peri__alloc_zero(sizeof *c);
+    if (!c) return NULL;
+    if (name && !(c->name = peri__strdup(name))) return peri__free(c), NULL;
+    c->next = s->counters;
+    return s->counters = c;
+}
+
+peri_status peri__server_swap(peri__server *s, peri__serve_model *model)
+{
+    const peri__serve_facts *facts = &model->facts;
+    if (facts->n_outputs < 1 || facts->n_outputs > PERI__SERVE_MOST_OUTPUTS)
+        return peri__fail(PERI_EINVAL, "perilune serve: a model of %d outputs, allowed: 1 to %d", facts->n_outputs,
+                          PERI__SERVE_MOST_OUTPUTS);
+    if (facts->n_inputs < 1) return peri__fail(PERI_EINVAL, "perilune serve: a model without features");
+    peri__serve_counter **counters = peri__alloc_zero(sizeof *counters * ((size_t)facts->n_inputs + 1));
+    if (!counters) return PERI_ENOMEM;
+    pthread_mutex_lock(&s->lock);
+    bool good = true;
+    for (int32_t f = 0; f <= facts->n_inputs && good; f++)
+        good = (counters[f] = counter_of(s, f < facts->n_inputs ? facts->inputs[f].name : NULL)) != NULL;
+    if (!good) {
+        pthread_mutex_unlock(&s->lock);
+        peri__free(counters);
+        return PERI_ENOMEM;
+    }
+    model->counters = counters;
+    model->loaded_unix_ns = peri__serve_unix_ns();
+    peri__serve_model *old = s->model;
+    s->model = model;
+    pthread_cond_broadcast(&s->wake); /* workers without requests let go of the old one, too */
+    pthread_mutex_unlock(&s->lock);
+    if (old) atomic_fetch_add(&s->metrics.reloads, 1);
+    peri__serve_model_release(old);
+    return PERI_OK;
+}
+
+void peri__server_note(peri__server *s, const char *note)
+{
+    pthread_mutex_lock(&s->lock);
+    snprintf(s->note, sizeof s->note, "%s", note);
+    pthread_mutex_unlock(&s->lock);
+}
+
+peri__serve_metrics *peri__server_metrics(peri__server *s) { return &s->metrics; }
+
+/* -- answers ------------------------------------------------------------------------------------------------------------------------- */
+
+/** Copy @text, with a '?' for each byte that is not part of UTF-8. */
+static void clean(char *to, size_t room, const char *text)
+{
+    size_t n = 0;
+    for (const unsigned char *c = (const unsigned char *)text; *c && n + 5 < room;) {
+        int more = *c < 0x80 ? 0 : *c >= 0xc2 && *c < 0xe0 ? 1 : *c >= 0xe0 && *c < 0xf0 ? 2 : *c >= 0xf0 && *c < 0xf5 ? 3 : -1;
+        for (int i = 1; i <= more; i++)
+            if ((c[i] & 0xc0) != 0x80) more = -1;
+        if (more == 2 && ((*c == 0xe0 && c[1] < 0xa0) || (*c == 0xed && c[1] > 0x9f))) more = -1;
+        if (more == 3 && ((*c == 0xf0 && c[1] < 0x90) || (*c == 0xf4 && c[1] > 0x8f))) more = -1;
+        if (more < 0) to[n++] = '?', c++;
+        else
+            for (int i = 0; i <= more; i++) to[n++] = (char)*c++;
+    }
+    to[n] = 0;
+}
+
+peri__http_reply peri__serve_error(int status, const char *why)
+{
+    static char sorry[] = "{\"error\":\"no memory\"}\n";
+    char text[PERI_MESSAGE_MAX + 8];
+    peri__buffer b = {0};
+    clean(text, sizeof text, why);
+    peri__buffer_append(&b, "{\"error\":", 9);
+    peri__buffer_quote(&b, text);
+    peri__buffer_append(&b, "}\n", 2);
+    peri__http_reply r = {.status = status, .type = "application/json", .body = b.data, .bytes = b.bytes, .retry = status == 503};
+    if (b.status >= 0) return r;
+    peri__free(b.data);
+    r.body = sorry, r.bytes = (int64_t)sizeof sorry - 1, r.keep = true;
+    return r;
+}
+
+void peri__server_end(peri__server *s, peri__http_call *call, int end, const peri__http_reply *reply)
+{
+    atomic_fetch_add_explicit(&s->metrics.ends[end], 1, memory_order_relaxed);
+    peri__serve_observe(&s->metrics.request_ns, PERI__SERVE_FIRST_NS, (uint64_t)peri__max(0, peri_time_ns() - call->began_ns));
+    peri__http_answer(call, reply);
+}
+
+void peri__server_fail(peri__server *s, peri__http_call *call, int end, const char *why)
+{
+    static const int statuses[PERI__SERVE_END_COUNT] = {200, 400, 413, 503, 503, 503, 504, 499, 500};
+    peri__http_reply r = peri__serve_error(statuses[end], why);
+    peri__server_end(s, call, end, &r);
+}
+
+/* -- the queue ----------------------------------------------------------------------------------------------------------------------- */
+
+peri__http_call *peri__server_pop(peri__server *s)
+{
+    peri__http_call *call = s->head;
+    if (!call) return NULL;
+    s->head = call->next;
+    if (!s->head) s->tail = NULL;
+    s->n_queue--;
+    return call;
+}
+
+static void enqueue(void *ctx, peri__http_call *call)
+{
+    peri__server *s = ctx;
+    pthread_mutex_lock(&s->lock);
+    int end = s->stopping                           ? PERI__SERVE_STOPPING
+              : !s->model                           ? PERI__SERVE_MEMORY
+              : s->n_queue >= s->options.most_queue ? PERI__SERVE_QUEUE_FULL
+                                                    : PERI__SERVE_OK;
+    bool model = s->model != NULL;
+    if (end == PERI__SERVE_OK) {
+        call->next = NULL;
+        if (s->tail) s->tail->next = call;
+        else s->head = call;
+        s->tail = call;
+        s->n_queue++;
+        pthread_cond_signal(&s->wake);
+    }
+    pthread_mutex_unlock(&s->lock);
+    if (end == PERI__SERVE_OK) return;
+    peri__server_fail(s, call, end,
+                      end == PERI__SERVE_STOPPING ? "the server is stopping"
+                      : !model                    ? "there is no model yet"
+                                                  : "the queue is full (perilune serve --queue)");
+}
+
+/** With the lock: take those out of the queue whose time is over, or (@all) all; those whose clients have left, too. */
+static peri__http_call *take_out(peri__server *s, bool all)
+{
+    peri__http_call *out = NULL, **at = &s->head, *last = NULL;
+    int64_t now = peri_time_ns();
+    while (*at) {
+        peri__http_call *call = *at;
+        if (all || now > call->deadline_ns || peri__http_left(call)) {
+            *at = call->next;
+            call->next = out;
+            out = call;
+            s->n_queue--;
+        } else {
+            last = call;
+            at = &call->next;
+        }
+    }
+    s->tail = last;
+    return out;
+}
+
+static void refuse_all(peri__server *s, peri__http_call *list, bool stopping)
+{
+    for (peri__http_call *next; list; list = next) {
+        next = list->next;
+        if (peri__http_left(list)) peri__server_fail(s, list, PERI__SERVE_LEFT, "the client has closed its connection");
+        else if (stopping) peri__server_fail(s, list, PERI__SERVE_STOPPING, "the server is stopping");
+        else peri__server_fail(s, list, PERI__SERVE_LATE, "its time was over while it waited (perilune serve --timeout)");
+    }
+}
+
+/** Thread: requests that wait while all workers are busy. */
+static void *run_clock(void *ctx)
+{
+    peri__server *s = ctx;
+    pthread_mutex_lock(&s->lock);
+    while (!s->quit) {
+        struct timespec t;
+        clock_gettime(CLOCK_MONOTONIC, &t);
+        t.tv_nsec += CLOCK_TICK_MS * 1000000L;
+        if (t.tv_nsec >= 1000000000L) t.tv_sec++, t.tv_nsec -= 1000000000L;
+        pthread_cond_timedwait(&s->tick, &s->lock, &t);
+        peri__http_call *list = take_out(s, false);
+        if (!list) continue;
+        pthread_mutex_unlock(&s->lock);
+        refuse_all(s, list, false);
+        pthread_mutex_lock(&s->lock);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return NULL;
+}
+
+/* -- beginning and end --------------------------------------------------------------------------------------------------------------- */
+
+static void count_event(void *ctx, int kind)
+{
+    peri__server *s = ctx;
+    atomic_fetch_add_explicit(&s->metrics.http[kind], 1, memory_order_relaxed);
+}
+
+static void free_server(peri__server *s)
+{
+    pthread_mutex_lock(&s->lock);
+    s->quit = s->stopping = true;
+    pthread_cond_broadcast(&s->wake);
+    pthread_cond_broadcast(&s->tick);
+    pthread_mutex_unlock(&s->lock);
+    for (int32_t i = 0; i < s->n_threads; i++) pthread_join(s->threads[i], NULL);
+    if (s->has_clock) pthread_join(s->clock, NULL);
+    if (s->http) peri__http_close(s->http);
+    peri__serve_model_release(s->model);
+    for (peri__serve_counter *c = s->counters, *next; c; c = next) {
+        next = c->next;
+        peri__free(c->name);
+        peri__free(c);
+    }
+    pthread_cond_destroy(&s->wake);
+    pthread_cond_destroy(&s->tick);
+    pthread_mutex_destroy(&s->lock);
+    peri__free(s->threads);
+    peri__free(s);
+}
+
+static peri_status start_threads(peri__server *s)
+{
+    s->threads = peri__alloc_zero(sizeof *s->threads * (size_t)s->options.workers);
+    if (!s->threads) return PERI_ENOMEM;
+    int problem = 0;
+    for (; s->n_threads < s->options.workers && !problem; s->n_threads += !problem)
+        problem = peri__thread_start(&s->threads[s->n_threads], peri__serve_worker, s);
+    if (!problem) {
+        problem = peri__thread_start(&s->clock, run_clock, s);
+        s->has_clock = !problem;
+    }
+    if (problem) return peri__fail(PERI_EIO, "perilune serve: no thread: %s", strerror(problem));
+    return PERI_OK;
+}
+
+peri_status peri__server_open(const peri__server_options *options, peri__serve_model *model, peri__server **out)
+{
+    peri__server *s = peri__alloc_zero(sizeof *s);
+    if (!s) return PERI_ENOMEM;
+    s->options = *options;
+    s->started_unix_ns = peri__serve_unix_ns();
+    pthread_condattr_t clock;
+    pthread_condattr_init(&clock);
+    pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+    pthread_cond_init(&s->wake, &clock);
+    pthread_cond_init(&s->tick, &clock);
+    pthread_condattr_destroy(&clock);
+    pthread_mutex_init(&s->lock, NULL);
+    peri_status status = start_threads(s);
+    peri__http_owner owner = {.ctx = s, .now = peri__serve_route, .later = enqueue, .event = count_event};
+    if (status >= 0 && model) status = peri__server_swap(s, model);
+    bool taken = s->model != NULL;
+    if (status >= 0) status = peri__http_open(&options->http, &owner, &s->http);
+    if (status < 0) {
+        if (taken) peri__serve_model_retain(model); /* the caller keeps its reference */
+        free_server(s);
+        return status;
+    }
+    *out = s;
+    return PERI_OK;
+}
+
+int32_t peri__server_port(const peri__server *server) { return peri__http_port(server->http); }
+
+static int64_t unfinished(peri__server *s)
+{
+    pthread_mutex_lock(&s->lock);
+    int64_t n = s->n_queue + s->busy;
+    pthread_mutex_unlock(&s->lock);
+    return n + peri__http_busy(s->http);
+}
+
+void peri__server_stop(peri__server *s, int64_t grace_ns)
+{
+    int64_t until = peri_time_ns() + grace_ns;
+    struct timespec pause = {.tv_nsec = 2000000};
+    peri__http_quiesce(s->http); /* idle connections close; those that are half way may finish */
+    while (unfinished(s) > 0 && peri_time_ns() < until) nanosleep(&pause, NULL);
+    pthread_mutex_lock(&s->lock);
+    s->stopping = true;
+    peri__http_call *list = take_out(s, true);
+    pthread_cond_broadcast(&s->wake);
+    pthread_mutex_unlock(&s->lock);
+    refuse_all(s, list, true);
+    for (int i = 0; unfinished(s) > 0 && i < 500; i++) nanosleep(&pause, NULL); /* what runs cannot be broken off; answers are sent */
+    free_server(s);
+}

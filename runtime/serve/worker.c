@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * worker.c: a thread that takes requests, several at a time, and answers them.
+ */
+#include "internal.h"
+
+#include <stdio.h>
+#include <time.h>
+
+enum { MOST_CALLS = 256 };
+
+typedef struct worker {
+    peri__server *s;
+    peri__serve_model *model; /* retained; NULL: none yet */
+    void *context;            /* of the model */
+    peri__serve_batch batch;
+    float *outputs[PERI__SERVE_MOST_OUTPUTS];
+    int64_t rooms[PERI__SERVE_MOST_OUTPUTS]; /* numbers that outputs have room for */
+    peri__http_call *calls[MOST_CALLS];      /* those of the batch */
+    peri__serve_question questions[MOST_CALLS];
+    int32_t n_calls;
+} worker;
+
+static void leave_model(worker *w)
+{
+    if (!w->model) return;
+    if (w->context) w->model->kind->drop(w->model, w->context);
+    w->context = NULL;
+    peri__serve_batch_fini(&w->batch);
+    peri__serve_model_release(w->model);
+    w->model = NULL;
+}
+
+/** Go over to the model that serves now. The old one is let go first, so that its memory is free before the next one comes. */
+static peri_status adopt(worker *w)
+{
+    leave_model(w);
+    peri__serve_model *model = peri__server_model(w->s);
+    if (!model) return peri__fail(PERI_ENOTFOUND, "there is no model yet");
+    w->model = model;
+    peri_status status = peri__serve_batch_init(&w->batch, &model->facts);
+    if (status >= 0) status = model->kind->context(model, w->s->options.most_batch + w->s->options.rules.most_samples, &w->context);
+    if (status < 0) leave_model(w);
+    return status;
+}
+
+static uint64_t waited(const peri__http_call *call, int64_t now) { return (uint64_t)peri__max(0, now - call->whole_ns); }
+
+/** Read a request into the batch, or answer it: it alone fails. */
+static void take(worker *w, peri__http_call *call)
+{
+    peri__server *s = w->s;
+    int64_t now = peri_time_ns();
+    peri__serve_observe(&s->metrics.queue_ns, PERI__SERVE_FIRST_NS, waited(call, now));
+    if (peri__http_left(call)) return peri__server_fail(s, call, PERI__SERVE_LEFT, "the client has closed its connection");
+    if (now > call->deadline_ns) return peri__server_fail(s, call, PERI__SERVE_LATE, "its time was over (perilune serve --timeout)");
+    peri_status status = peri__serve_read(&w->batch, &s->options.rules, call->form == PERI__SERVE_CALL_V2, call->body, call->bytes,
+                                          call->json_bytes, &w->questions[w->n_calls]);
+    if (status < 0) return peri__server_fail(s, call, status == PERI_EFORMAT ? PERI__SERVE_BAD : PERI__SERVE_FAILED, peri_error_message());
+    w->calls[w->n_calls++] = call;
+}
+
+/** The next request for a batch that has begun; NULL: none came in time. */
+static peri__http_call *another(peri__server *s, int64_t until)
+{
+    struct timespec t = {.tv_sec = until / 1000000000, .tv_nsec = until % 1000000000};
+    pthread_mutex_lock(&s->lock);
+    peri__http_call *call = peri__server_pop(s);
+    while (!call && !s->stopping && s->options.delay_ns > 0 && peri_time_ns() < until) {
+        pthread_cond_timedwait(&s->wake, &s->lock, &t);
+        call = peri__server_pop(s);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return call;
+}
+
+static peri_status make_room(worker *w)
+{
+    const peri__serve_facts *facts = &w->model->facts;
+    for (int32_t k = 0; k < facts->n_outputs; k++)
+        PERI_TRY(peri__grow((void **)&w->outputs[k], &w->rooms[k], w->batch.samples * facts->outputs[k].width, sizeof(float)));
+    return PERI_OK;
+}
+
+static void answer(worker *w, int32_t i, int64_t begin, int64_t end)
+{
+    peri__http_call *call = w->calls[i];
+    peri__http_reply r = {.status = 200, .type = "application/json"};
+    peri_status status = peri__serve_write(&w->model->facts, &w->questions[i], w->outputs, &r.body, &r.bytes, &r.json_bytes);
+    if (status < 0) return peri__server_fail(w->s, call, PERI__SERVE_FAILED, peri_error_message());
+    if (r.json_bytes) r.type = "application/octet-stream";
+    snprintf(r.timing, sizeof r.timing, "queue;dur=%.3f, compute;dur=%.3f, batch;desc=\"%lld\"", (double)waited(call, begin) * 1e-6,
+             (double)(end - begin) * 1e-6, (long long)w->batch.samples);
+    peri__server_end(w->s, call, PERI__SERVE_OK, &r);
+}
+
+static void count_problems(worker *w)
+{
+    for (int32_t f = 0; f <= w->model->facts.n_inputs; f++)
+        for (int k = 0; k < PERI__SERVE_PROBLEM_COUNT; k++)
+            if (w->batch.problems[f][k])
+                atomic_fetch_add_explicit(&w->model->counters[f]->counts[k], w->batch.problems[f][k], memory_order_relaxed);
+}
+
+static void count_batch(worker *w, int64_t ns)
+{
+    peri__serve_metrics *m = &w->s->metrics;
+    peri__serve_observe(&m->compute_ns, PERI__SERVE_FIRST_NS, (uint64_t)ns);
+    peri__serve_observe(&m->batch_samples, PERI__SERVE_FIRST_SAMPLES, (uint64_t)w->batch.samples);
+    atomic_fetch_add_explicit(&m->samples, (uint64_t)w->batch.samples, memory_order_relaxed);
+    if (!w->model->kind->skipped) return;
+    int64_t skipped = w->model->kind->skipped(w->model, w->context, w->batch.samples, w->batch.columns);
+    atomic_fetch_add_explicit(&m->skipped, (uint64_t)skipped, memory_order_relaxed);
+}
+
+/** Predict the batch, and answer the requests from @first to before @last, which it has. False: the model refuses it. */
+static bool predict(worker *w, int32_t first, int32_t last)
+{
+    char why[PERI_MESSAGE_MAX];
+    peri_status status = make_room(w);
+    int64_t begin = peri_time_ns();
+    if (status >= 0) status = w->model->kind->predict(w->model, w->context, w->batch.samples, w->batch.columns, w->outputs);
+    int64_t end = peri_time_ns();
+    if (status >= 0) count_batch(w, end - begin);
+    bool refused = status == PERI_EINVAL || status == PERI_ERANGE;
+    if (refused && last - first > 1) return false;
+    snprintf(why, sizeof why, "%s", status < 0 ? peri_error_message() : "");
+    for (int32_t i = first; i < last; i++) {
+        if (status < 0) peri__server_fail(w->s, w->calls[i], refused ? PERI__SERVE_BAD : PERI__SERVE_FAILED, why);
+        else answer(w, i, begin, end);
+    }
+    return true;
+}
+
+/** The model has refused a batch, for what one of its requests or some say: each once more, alone. */
+static void predict_each(worker *w)
+{
+    for (int32_t i = 0; i < w->n_calls; i++) {
+        peri__http_call *call = w->calls[i];
+        peri__serve_batch_clear(&w->batch);
+        peri_status status = peri__serve_read(&w->batch, &w->s->options.rules, call->form == PERI__SERVE_CALL_V2, call->body, call->bytes,
+                                              call->json_bytes, &w->questions[i]);
+        if (status < 0) peri__server_fail(w->s, call, PERI__SERVE_FAILED, peri_error_message()); /* no memory */
+        else predict(w, i, i + 1);
+    }
+}
+
+static void serve(worker *w, peri__http_call *call)
+{
+    peri__server *s = w->s;
+    int64_t until = call->whole_ns + s->options.delay_ns;
+    w->n_calls = 0;
+    peri__serve_batch_clear(&w->batch);
+    for (; call; call = w->n_calls < MOST_CALLS && w->batch.samples < s->options.most_batch ? another(s, until) : NULL) take(w, call);
+    count_problems(w);
+    if (w->n_calls && !predict(w, 0, w->n_calls)) predict_each(w);
+}
+
+void *peri__serve_worker(void *ctx)
+{
+    worker *w = peri__alloc_zero(sizeof *w);
+    if (!w) return NULL; /* the server counts its workers before it begins: see start_workers */
+    peri__server *s = w->s = ctx;
+    peri__thread_alone();
+    pthread_mutex_lock(&s->lock);
+    s->n_ready++;
+    pthread_cond_broadcast(&s->tick);
+    for (;;) {
+        while (!s->quit && !s->head && s->model == w->model) pthread_cond_wait(&s->wake, &s->lock);
+        if (s->quit && !s->head) break;
+        bool stale = s->model != w->model;
+        peri__http_call *call = peri__server_pop(s);
+        s->busy += call != NULL;
+        pthread_mutex_unlock(&s->lock);
+        peri_status status = stale ? adopt(w) : PERI_OK;
+        if (call && status < 0) peri__server_fail(s, call, PERI__SERVE_MEMORY, peri_error_message());
+        else if (call) serve(w, call);
+        pthread_mutex_lock(&s->lock);
+        s->busy -= call != NULL;
+        if (!call && status < 0 && s->model) { /* no memory for the new model's context: tried again with the next request */
+            while (!s->quit && !s->head) pthread_cond_wait(&s->wake, &s->lock);
+        }
+    }
+    pthread_mutex_unlock(&s->lock);
+    leave_model(w);
+    for (int32_t k = 0; k < PERI__SERVE_MOST_OUTPUTS; k++) peri__free(w->outputs[k]);
+    peri__free(w);
+    return NULL;
+}
