@@ -18,6 +18,7 @@
     X(dropout, peri_k_dropout_args) X(interaction, peri_k_interaction_args) X(interaction_grad, peri_k_interaction_grad_args)         \
     X(loss, peri_k_loss_args) X(loss_grad, peri_k_loss_grad_args) X(mean, peri_k_mean_args)                                           \
     X(cross_entropy, peri_k_cross_entropy_args) X(cross_entropy_grad, peri_k_cross_entropy_grad_args)
+#define PERI_STEPS_DENSE(X) X(panel_product, peri_k_panel_product_args)
 #define PERI_OPS_DENSE(X) X(gemm, peri_op_gemm)
 
 /** Operation: C = alpha * op(A) * op(B) + beta * C, row-major, `batch` times with element strides between the matrices. op(A) is m x k,
@@ -29,6 +30,7 @@ typedef struct peri_op_gemm {
     bool biased;            /* bias[j] is added to each C[i][j] before it is rounded; batch 1, alpha 1, beta 0. Where the device can */
     bool trans_a, trans_b;  /* A is stored k x m; B is stored n x k */
     bool tf32;              /* factors of PERI_F32 may be rounded to TF32 (10 bits of mantissa) */
+    bool ordered;           /* products of PERI_F32 are added as panel_product adds them, whatever m and n are. Where the device can */
     int64_t m, n, k, batch; /* batch >= 1 */
     double alpha, beta;
     const void *a, *b, *bias;
@@ -117,6 +119,32 @@ typedef struct peri_k_bias_act_args {
     int32_t dtype, act;
     int64_t cols;
 } peri_k_bias_act_args;
+
+/** Columns of a panel. */
+enum { PERI_PANEL = 16 };
+
+/** Step: y[r][c] = f(s + bias[c]), s = the sum of x[r][k] * w[c][k] over k < inner: it begins with +0, and each product, in the order of
+ *  k, is added by one fma (rounded once). So a row of y is a function of its row of x alone, and where `act` is IDENTITY or RELU every
+ *  instruction set computes the same bits. bias may be NULL: nothing is added. f = `act` as in bias_act. f32.
+ *  w lies in panels of PERI_PANEL columns: w[c][k] is panels[((c / PERI_PANEL) * inner + k) * PERI_PANEL + c % PERI_PANEL]; what is behind
+ *  the last column is read and does not matter. Strides in elements. range: rows. */
+typedef struct peri_k_panel_product_args {
+    float *y;
+    const float *x, *panels, *bias;
+    int32_t act;
+    int64_t inner, cols, x_stride, y_stride;
+} peri_k_panel_product_args;
+
+/** Numbers of a matrix of @cols x @inner in panels. */
+static inline int64_t peri_panel_size(int64_t cols, int64_t inner) { return (cols + PERI_PANEL - 1) / PERI_PANEL * PERI_PANEL * inner; }
+
+/** Put w[c][k] = from[c * c_stride + k * k_stride] into panels; zeros behind the last column. */
+static inline void peri_panel_pack(float *panels, const float *from, int64_t cols, int64_t inner, int64_t c_stride, int64_t k_stride)
+{
+    for (int64_t c = 0; c < cols; c += PERI_PANEL)
+        for (int64_t k = 0; k < inner; k++)
+            for (int64_t i = 0; i < PERI_PANEL; i++) *panels++ = c + i < cols ? from[(c + i) * c_stride + k * k_stride] : 0;
+}
 
 /** Rows of one partial sum of act_grad, cross_grad and layer_norm_grad. */
 enum { PERI_SUM_ROWS = 64 };

@@ -11,6 +11,7 @@
 #include "codec.c"
 #include "../ref/dense.c"
 #include "dense.c"
+#include "product.c"
 #include "interaction.c"
 #include "../ref/jagged.c"
 #include "jagged.c"

@@ -277,6 +277,7 @@ bool empty(const peri_op_gemm *g) { return g->m == 0 || g->n == 0 || g->k == 0 |
 bool peri_cuda_has_gemm(const peri_op_gemm *g)
 {
     const int64_t most = INT32_MAX;
+    if (g->ordered) return false;
     const bool narrow = g->dtype == PERI_F16 || g->dtype == PERI_BF16;
     if (!narrow && g->dtype != PERI_F32 && g->dtype != PERI_F64) return false;
     if (g->c_dtype != g->dtype && !(narrow && g->c_dtype == PERI_F32)) return false;

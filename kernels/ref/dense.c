@@ -144,6 +144,18 @@ static void ref_bias_act(const void *args, int64_t begin, int64_t end)
         }
 }
 
+static void ref_panel_product(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_panel_product_args *a = args;
+    for (int64_t r = begin; r < end; r++)
+        for (int64_t c = 0; c < a->cols; c++) {
+            const float *x = a->x + r * a->x_stride, *w = a->panels + c / PERI_PANEL * PERI_PANEL * a->inner + c % PERI_PANEL;
+            float s = 0;
+            for (int64_t k = 0; k < a->inner; k++) s = fmaf(x[k], w[k * PERI_PANEL], s);
+            a->y[r * a->y_stride + c] = (float)ref_f(a->act, a->bias ? s + a->bias[c] : s, 0, 0);
+        }
+}
+
 static int64_t ref_block_end(int64_t block, int64_t rows)
 {
     int64_t end = (block + 1) * PERI_SUM_ROWS;

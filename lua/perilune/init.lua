@@ -17,6 +17,7 @@ local modules = {
   plan = "perilune.plan",
   shard = "perilune.shard",
   checkpoint = "perilune.checkpoint",
+  export = "perilune.export",
   model = "perilune.model",
   pipeline = "perilune.pipeline",
 }

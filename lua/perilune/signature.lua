@@ -14,6 +14,10 @@ local M = {}
 --- Every signature: { name = "pow", arguments = { { name =, kind =, optional = } }, table = M, key = "pow" }. For tests.
 M.all = {}
 
+--- watch.call: false but while a model is recorded (export/record.lua); then function(func, f, ...), which is called in the place of each
+--- checked function f, and calls it.
+M.watch = { call = false }
+
 local wide, unsigned, pointer = ffi.typeof "int64_t", ffi.typeof "uint64_t", ffi.typeof "peri_device *"
 local RELEASED = "was released (did it outlive its scope? keep it with peri.keep)"
 M.RELEASED = RELEASED
@@ -190,9 +194,10 @@ local function guard(func, f, list)
     end
   end
   local parameters = table.concat(names, ", ")
-  local text = ("local f, func, list, is, bad, type = ...\n%s\nreturn function(%s)\n%s\nreturn f(%s)\nend"):format(
-    table.concat(locals, "\n"), parameters, table.concat(lines, "\n"), parameters)
-  return assert(loadstring(text, "=perilune.signature"))(f, func, list, tests, bad, type)
+  local text = ("local f, func, list, is, bad, type, watch = ...\n%s\nreturn function(%s)\n%s\n"
+    .. "if watch.call then return watch.call(func, f%s) end\nreturn f(%s)\nend"):format(table.concat(locals, "\n"), parameters,
+    table.concat(lines, "\n"), parameters == "" and "" or ", " .. parameters, parameters)
+  return assert(loadstring(text, "=perilune.signature"))(f, func, list, tests, bad, type, M.watch)
 end
 
 --- The value `x` of argument `name` of `func`, if it is of the kind; else an error as for arguments.
@@ -217,6 +222,18 @@ function M.check(prefix, functions, signatures)
     if class and list[1] and list[1].kind == "object" then list[1].kind = self_of(class) end
     M.all[#M.all + 1] = { name = prefix .. name, arguments = list, table = functions, key = name }
     functions[name] = guard(prefix .. name, functions[name] or error("signature: no function " .. prefix .. name, 0), list)
+  end
+end
+
+--- Functions of any number of arguments, which check them themselves: they are watched as the others are.
+function M.check_none(prefix, functions, names)
+  local watch = M.watch
+  for _, name in ipairs(names) do
+    local f, func = functions[name], prefix .. name
+    functions[name] = function(...)
+      if watch.call then return watch.call(func, f, ...) end
+      return f(...)
+    end
   end
 end
 

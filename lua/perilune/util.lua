@@ -388,6 +388,9 @@ function M.exchange(a, b)
   for k, v in pairs(from_a) do rawset(b, k, v) end
 end
 
+--- A module of a layer above, for a method of a class below that opens a door to it (nn.Module:export). It loads when the method is called.
+function M.above(name) return require(name) end
+
 --- A new table with the fields of `t`.
 function M.copy(t)
   local out = {}

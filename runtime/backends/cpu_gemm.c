@@ -181,6 +181,55 @@ static void gemm_range(void *ctx, int64_t begin, int64_t end)
     if (limit && threads != 1) onednn.omp_threads_set(threads);
 }
 
+/* -- products whose sums have one order ---------------------------------------------------------------------------------------------- */
+
+/** op(A) and op(B) of one product, copied so that the kernel can read them. */
+typedef struct ordered {
+    const peri_op_gemm *g;
+    float *a; /* [m][k], or NULL: A is read where it lies */
+    float *panels, *sums; /* sums: [m][n] */
+    int64_t batch;
+} ordered;
+
+static void ordered_range(void *ctx, int64_t begin, int64_t end)
+{
+    const ordered *o = ctx;
+    const peri_op_gemm *g = o->g;
+    const float *a = o->a ? o->a : (const float *)g->a + o->batch * g->stride_a;
+    float *c = (float *)g->c + o->batch * g->stride_c;
+    peri_k_panel_product_args args = {.y = o->sums, .x = a, .panels = o->panels, .act = PERI_UNARY_IDENTITY, .inner = g->k, .cols = g->n,
+                                      .x_stride = o->a ? g->k : g->lda, .y_stride = g->n};
+    const int64_t first = begin * GEMM_ROWS, last = end * GEMM_ROWS < g->m ? end * GEMM_ROWS : g->m;
+    host->kernels()->fn[PERI_K_panel_product](&args, first, last);
+    for (int64_t i = first; i < last; i++)
+        for (int64_t j = 0; j < g->n; j++) {
+            const float x = (float)g->alpha * o->sums[i * g->n + j];
+            c[i * g->ldc + j] = g->beta == 0 ? x : x + (float)g->beta * c[i * g->ldc + j];
+        }
+}
+
+/** The product by the step panel_product. */
+static peri_status ordered_product(const peri_op_gemm *g)
+{
+    const int64_t panels = peri_panel_size(g->n, g->k);
+    ordered o = {.g = g};
+    float *memory = host->alloc(sizeof(float) * (size_t)(panels + g->m * g->n + (g->trans_a ? g->m * g->k : 0)));
+    if (!memory) return PERI_ENOMEM;
+    o.panels = memory;
+    o.sums = memory + panels;
+    o.a = g->trans_a ? o.sums + g->m * g->n : NULL;
+    for (o.batch = 0; o.batch < g->batch; o.batch++) {
+        const float *a = (const float *)g->a + o.batch * g->stride_a, *b = (const float *)g->b + o.batch * g->stride_b;
+        if (o.batch == 0 || g->stride_b != 0)
+            peri_panel_pack(o.panels, b, g->n, g->k, g->trans_b ? g->ldb : 1, g->trans_b ? 1 : g->ldb);
+        for (int64_t i = 0; o.a && i < g->m; i++)
+            for (int64_t k = 0; k < g->k; k++) o.a[i * g->k + k] = a[k * g->lda + i];
+        host->parallel_for((g->m + GEMM_ROWS - 1) / GEMM_ROWS, 1, ordered_range, &o);
+    }
+    host->free(memory);
+    return PERI_OK;
+}
+
 bool peri__cpu_has_gemm(const peri_op_gemm *g)
 {
     int64_t most = INT32_MAX; /* OpenBLAS counts in 32 bits */
@@ -192,6 +241,7 @@ void peri__cpu_gemm_init(const peri_plugin_host *lent) { host = lent; }
 
 peri_status peri__cpu_gemm(const peri_op_gemm *g)
 {
+    if (g->ordered && g->dtype == PERI_F32) return ordered_product(g);
     static atomic_int roomy = 1; /* so many threads have had the addresses that their products need */
     pthread_once(&once, find);
     if (*problem) return PERI_HOST_FAIL(host, PERI_EUNSUPPORTED, "cpu: %s", problem);

@@ -29,6 +29,17 @@ const char *peri_get_float32_matmul_precision(void) { return precisions[atomic_l
 
 bool peri__tf32(void) { return atomic_load_explicit(&precision, memory_order_relaxed) > 0; }
 
+static _Thread_local bool ordered;
+
+bool peri_ordered_products(bool on)
+{
+    bool before = ordered;
+    ordered = on;
+    return before;
+}
+
+bool peri__ordered(void) { return ordered; }
+
 /* -- regions ------------------------------------------------------------------------------------------------------------------------ */
 
 /** A weight, and what it was cast to. The cast is right as long as the weight was not changed in place, and on the stream that made it. */

@@ -299,6 +299,8 @@ static inline bool peri__is_16(int32_t dtype) { return dtype == PERI_F16 || dtyp
 int32_t peri__autocast(const peri_device *device);
 /** Whether products of f32 may round their factors to TF32. */
 bool peri__tf32(void);
+/** Whether the sums of products of f32 have one order, on this thread. */
+bool peri__ordered(void);
 /** @t with another dtype, not recorded; @t itself (a new reference) if it has it. */
 peri_status peri__cast(peri_tensor *t, int32_t dtype, peri_tensor **out);
 /** The same of an input of a product: what was cast of a weight (a leaf that wants a gradient) is kept until the region ends. */

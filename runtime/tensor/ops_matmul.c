@@ -66,7 +66,8 @@ static peri_op_gemm gemm_of(const peri_tensor *c, const matrices *a, bool ta, co
 {
     int64_t m = ta ? a->cols : a->rows, k = ta ? a->rows : a->cols, n = tb ? b->rows : b->cols;
     return (peri_op_gemm){.dtype = a->tensor->dtype, .c_dtype = c->dtype, .trans_a = a->transposed != ta, .trans_b = b->transposed != tb,
-                          .tf32 = peri__tf32(), .m = m, .n = n, .k = k, .batch = peri__max(a->batch, b->batch), .alpha = 1, .beta = 0,
+                          .tf32 = peri__tf32(), .ordered = peri__ordered() && a->tensor->dtype == PERI_F32, .m = m, .n = n,
+                          .k = k, .batch = peri__max(a->batch, b->batch), .alpha = 1, .beta = 0,
                           .a = peri__data(a->tensor), .b = peri__data(b->tensor), .c = peri__data(c), .lda = a->ld, .ldb = b->ld,
                           .ldc = peri__max(n, 1), .stride_a = a->batch > 1 ? a->batch_stride : 0,
                           .stride_b = b->batch > 1 ? b->batch_stride : 0, .stride_c = m * n};

@@ -430,6 +430,9 @@ function Module:train(on)
 end
 function Module:eval() return self:train(false) end
 
+--- Write this model as a file that answers; options, and what it returns: peri.export.save. Collective if its tables are.
+function Module:export(path, options) return util.above("perilune.export").save(self, path, options) end
+
 --- Drop the gradients of all parameters.
 function Module:zero_grad()
   for _, p in ipairs(self:parameters()) do p:set_grad(nil) end

@@ -474,6 +474,8 @@ signature.check("tensor:", methods, {
   expand = "self: tensor, shape: list", requires_grad = "self: tensor, on: boolean?", set_grad = "self: tensor, grad: tensor?",
 })
 
+signature.check_none("tensor:", methods, { "reshape" })
+
 M.methods = methods
 M.meta = meta
 return M

@@ -24,5 +24,6 @@
 #include <perilune/shard.h>
 #include <perilune/checkpoint.h>
 #include <perilune/io.h>
+#include <perilune/model.h>
 
 #endif

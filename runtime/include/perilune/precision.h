@@ -14,6 +14,12 @@ PERI_API peri_status peri_set_float32_matmul_precision(const char *precision);
 /** "highest", "high" or "medium". Static text. */
 PERI_API const char *peri_get_float32_matmul_precision(void);
 
+/** From now on, whether products of f32 that this thread asks for add in the order of the inner dimension, each product by one fma, from 0
+ *  (default: as the device's library does, which changes with the sizes). A row of a result is then a function of the row of the left
+ *  factor alone, to the last bit, whatever the number of rows: what a model file (perilune/model.h) answers. On processors; other devices
+ *  refuse such products. Costs time, since matrices are copied at each product. Returns the setting before. */
+PERI_API bool peri_ordered_products(bool on);
+
 /** A region of autocast, for tensors of one kind of device. Inside it, operations of perilune/ops.h choose their dtype:
  *  - peri_op_linear, peri_op_matmul and peri_op_interaction cast their inputs (f32 or 16-bit floats) to the region's dtype, and so is
  *    their result; products are added in f32. Gradients of f32 inputs are made in f32. So it is with the products of peri_op_cross_net,

@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * product.c (cpu): products whose sums have one order. A tile of y, some rows by some panels, is kept in registers while k runs: a vector
+ * of each panel is loaded once and multiplied by one number of each row. Few rows take many panels at a time, since an fma has to wait
+ * for the one before it in its own sum.
+ */
+
+enum { K_PANEL_VECTORS = PERI_PANEL / K_LANES, K_TILE_MOST_ROWS = 6 };
+
+/** f(s + bias) of the columns from @c on, stored at @y. */
+static inline void k_panel_end(const peri_k_panel_product_args *a, float *y, int64_t c, k_vec s)
+{
+    const int64_t left = a->cols - c;
+    const bool part = left < K_LANES;
+    if (left <= 0) return;
+    if (a->bias) s += part ? k_load_part(a->bias + c, left) : k_load(a->bias + c);
+    switch (a->act) {
+    case PERI_UNARY_RELU: s = k_max(k_set(0), s); break;
+    case PERI_UNARY_SIGMOID: s = k_sigmoid(s); break;
+    case PERI_UNARY_TANH: s = k_tanh(s); break;
+    default: break;
+    }
+    if (part) k_store_part(y + c, s, left);
+    else k_store(y + c, s);
+}
+
+/** Rows [row, row + rows) times panels [panel, panel + n). @rows and @n are constants where this is called. */
+static inline __attribute__((always_inline)) void k_panel_tile(const peri_k_panel_product_args *a, int64_t row, int rows, int64_t panel,
+                                                               int n)
+{
+    const float *w = a->panels + panel * PERI_PANEL * a->inner, *x = a->x + row * a->x_stride;
+    k_vec s[K_TILE_MOST_ROWS][8 * K_PANEL_VECTORS];
+    const int vectors = n * K_PANEL_VECTORS;
+    const int64_t step = PERI_PANEL * a->inner;
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 16
+        for (int v = 0; v < vectors; v++) s[r][v] = k_set(0);
+    for (int64_t k = 0; k < a->inner; k++) {
+        k_vec column[8 * K_PANEL_VECTORS];
+#pragma GCC unroll 16
+        for (int v = 0; v < vectors; v++)
+            column[v] = k_load(w + v / K_PANEL_VECTORS * step + k * PERI_PANEL + v % K_PANEL_VECTORS * K_LANES);
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++) {
+            const k_vec number = k_set(x[r * a->x_stride + k]);
+#pragma GCC unroll 16
+            for (int v = 0; v < vectors; v++) s[r][v] = k_fma(number, column[v], s[r][v]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 16
+        for (int v = 0; v < vectors; v++)
+            k_panel_end(a, a->y + (row + r) * a->y_stride, panel * PERI_PANEL + v * K_LANES, s[r][v]);
+}
+
+/** All rows times panels [panel, panel + n), @most rows at a time. */
+static inline __attribute__((always_inline)) void k_panel_rows(const peri_k_panel_product_args *a, int64_t begin, int64_t end, int most,
+                                                               int64_t panel, int n)
+{
+    int64_t row = begin;
+    for (; row + most <= end; row += most) k_panel_tile(a, row, most, panel, n);
+    switch (end - row) {
+    case 1: k_panel_tile(a, row, 1, panel, n); break;
+    case 2: k_panel_tile(a, row, 2, panel, n); break;
+    case 3: k_panel_tile(a, row, 3, panel, n); break;
+    case 4: k_panel_tile(a, row, 4, panel, n); break;
+    case 5: k_panel_tile(a, row, 5, panel, n); break;
+    default: break;
+    }
+}
+
+/** Panels of a tile of K_TILE_MOST_ROWS rows, and of one row: as many as there are registers for. */
+enum { K_PANELS = K_LANES == 16 ? 4 : 1, K_PANELS_OF_ONE = K_LANES == 16 ? 8 : 4 };
+
+static void cpu_panel_product(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_panel_product_args *a = args;
+    const int64_t panels = (a->cols + PERI_PANEL - 1) / PERI_PANEL;
+    int64_t panel = 0;
+    if (end - begin == 1)
+        for (; panel + K_PANELS_OF_ONE <= panels; panel += K_PANELS_OF_ONE) k_panel_tile(a, begin, 1, panel, K_PANELS_OF_ONE);
+    for (; panel + K_PANELS <= panels; panel += K_PANELS) k_panel_rows(a, begin, end, K_TILE_MOST_ROWS, panel, K_PANELS);
+    for (; panel < panels; panel++) k_panel_rows(a, begin, end, K_TILE_MOST_ROWS, panel, 1);
+}

@@ -1,0 +1,82 @@
+-- export/compare.lua: whether a model file answers what the model answers.
+local ffi = require "ffi"
+local P = require "perilune.ffi"
+local metrics = require "perilune.nn.metrics"
+local C = P.C
+
+local M = {}
+
+--- call() with products whose sums have one order, as those of model files.
+local function ordered(call, ...)
+  local before = C.peri_ordered_products(true)
+  local results = { pcall(call, ...) }
+  C.peri_ordered_products(before)
+  if not results[1] then error(results[2], 0) end
+  return unpack(results, 2)
+end
+M.ordered = ordered
+
+--- The largest difference of two arrays of n numbers, how many differ in a bit, and whether only one has a NaN somewhere.
+local function differences(a, b, n)
+  local x, y, most, differ = ffi.cast("uint32_t *", a), ffi.cast("uint32_t *", b), 0, 0
+  for i = 0, n - 1 do
+    if x[i] ~= y[i] then
+      local d = math.abs(a[i] - b[i])
+      if a[i] == a[i] or b[i] == b[i] then -- two NaN are equal, whatever their bits
+        differ = differ + 1
+        most = d == d and math.max(most, d) or math.huge
+      end
+    end
+  end
+  return most, differ
+end
+
+local function sigmoid(x) return 1 / (1 + math.exp(-x)) end
+
+--- AUC and NE of predictions (probabilities) and labels, where both classes are there.
+local function quality(predictions, labels)
+  local ok, report = pcall(metrics.evaluate, predictions, labels)
+  return ok and { auc = report.auc, ne = report.ne } or nil
+end
+
+--- Compare on a list of batches. answers(batch): the model's table of tensors by name; file: an opened model file. Returns { samples =,
+--- difference = the largest, differ = numbers that differ, numbers = all, model = { auc =, ne = } or nil, file = likewise }: quality of the
+--- first output where it is one number a sample and batches have labels; as logits, or as probabilities where `probabilities`.
+function M.run(answers, file, batches, probabilities)
+  local report = { samples = 0, difference = 0, differ = 0, numbers = 0 }
+  local predictions, labels = { {}, {} }, {}
+  local outputs = file:outputs()
+  for _, batch in ipairs(batches) do
+    P.scope(function()
+      local own, theirs = ordered(answers, batch), file:predict(batch)
+      for i, o in ipairs(outputs) do
+        local a, n = own[o.name]:to("f32", "cpu"):contiguous():read()
+        local b = theirs[o.name]:read()
+        local most, differ = differences(a, b, n)
+        report.difference, report.differ, report.numbers = math.max(report.difference, most), report.differ + differ, report.numbers + n
+        if i == 1 then report.samples = report.samples + n / o.columns end
+        if i == 1 and o.columns == 1 and batch.labels then
+          local y = batch.labels:to("f32", "cpu"):to_list()
+          for k = 0, n - 1 do
+            predictions[1][#predictions[1] + 1] = probabilities and a[k] or sigmoid(a[k])
+            predictions[2][#predictions[2] + 1] = probabilities and b[k] or sigmoid(b[k])
+            labels[#labels + 1] = y[k + 1]
+          end
+        end
+      end
+    end)
+  end
+  if #labels > 0 then report.model, report.file = quality(predictions[1], labels), quality(predictions[2], labels) end
+  return report
+end
+
+--- A report in words.
+function M.text(r)
+  local lines = { ("%d of %d numbers for %d samples differ, by up to %.3g"):format(r.differ, r.numbers, r.samples, r.difference) }
+  if r.model and r.file then
+    lines[2] = ("AUC %.6f, NE %.6f of the model; AUC %.6f, NE %.6f of the file"):format(r.model.auc, r.model.ne, r.file.auc, r.file.ne)
+  end
+  return table.concat(lines, "\n")
+end
+
+return M

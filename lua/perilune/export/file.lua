@@ -1,0 +1,214 @@
+-- export/file.lua: the operations of a lowering, the tables and the constants, as a model file (docs/model_file.md).
+local bit = require "bit"
+local ffi = require "ffi"
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local Tensor = require "perilune.tensor"
+local StoredTensor = require "perilune.tensor.stored"
+local ShardedTensor = require("perilune.tensor.sharded").ShardedTensor
+local C, check = P.C, P.check
+
+local M = {}
+
+-- -- JSON ---------------------------------------------------------------------------------------------------------------------------------
+
+local function quoted(text)
+  return '"' .. text:gsub('[%c"\\\127]', function(c) return ("\\u%04x"):format(c:byte()) end) .. '"'
+end
+
+--- A value as JSON: texts, whole numbers, true and false as 1 and 0, lists, and { { key, value }, ... } with ordered = true.
+local function json(x)
+  if type(x) == "string" then return quoted(x) end
+  if type(x) == "boolean" then return x and "1" or "0" end
+  if type(x) == "number" then return ("%.0f"):format(x) end
+  local parts = {}
+  for i, y in ipairs(x) do parts[i] = x.ordered and ("%s:%s"):format(quoted(y[1]), json(y[2])) or json(y) end
+  return (x.ordered and "{%s}" or "[%s]"):format(table.concat(parts, ","))
+end
+
+local function object(...) return { ordered = true, ... } end
+
+local bits = ffi.new "union { double number; uint32_t word[2]; }"
+--- A double as the 16 hexadecimal digits of its bits: exact, whatever the locale.
+local function hex(x)
+  bits.number = x
+  return bit.tohex(bits.word[1]) .. bit.tohex(bits.word[0])
+end
+local function hex_of(u64) return bit.tohex(tonumber(u64 / 2 ^ 32)) .. bit.tohex(tonumber(u64 % 2 ^ 32)) end
+
+-- -- rows of tables -----------------------------------------------------------------------------------------------------------------------
+
+local row_formats = {
+  int8 = { codes = C.PERI_CODES_INT8, scale_dtype = C.PERI_F32, scale_first = false },
+  int4 = { codes = C.PERI_CODES_INT4, scale_dtype = C.PERI_F16, scale_first = true },
+  fp8 = { codes = C.PERI_CODES_FP8, scale_dtype = -1, scale_first = false, exponent_bits = 4, exponent_bias = 7 },
+}
+M.table_dtypes = { f32 = true, f16 = true, bf16 = true, int8 = true, int4 = true, fp8 = true }
+
+local out = ffi.new "peri_tensor *[1]"
+
+--- Rows as they lie in a file.
+local function encoded(rows, dtype)
+  local f = row_formats[dtype]
+  if not f then return rows:to(dtype) end
+  local format = ffi.new("peri_row_format", { alignment = 1, codes = f.codes, scale_dtype = f.scale_dtype, scale_first = f.scale_first,
+    exponent_bits = f.exponent_bits or 0, exponent_bias = f.exponent_bias or 0 })
+  check(C.peri_quantize_rows(Tensor.ptr(rows), format, nil, out))
+  return Tensor.wrap(out[0])
+end
+
+local BLOCK_BYTES = 16 * 2 ^ 20
+
+--- Call f(tensor) with blocks of rows of a tensor of a state_dict, in their order. Of one that is spread over ranks: collective, and f is
+--- called on all of them.
+local function by_rows(weight, columns, f)
+  if ShardedTensor.is(weight) then weight = weight:gather() end
+  local step = math.max(1, math.floor(BLOCK_BYTES / (4 * columns)))
+  local rows = weight:shape()[1]
+  for from = 0, rows - 1, step do
+    local n = math.min(step, rows - from)
+    P.scope(function()
+      local block
+      if StoredTensor.is(weight) then
+        block = Tensor.empty({ n, columns }, weight:dtype())
+        weight:read({ from, 0 }, block)
+      else block = weight:detach():slice(1, from, from + n) end
+      f(block:to(nil, "cpu"):contiguous())
+    end)
+  end
+end
+
+-- -- writing ------------------------------------------------------------------------------------------------------------------------------
+
+local Writer = util.class "ExportWriter"
+local Handle = P.handle("peri_model_writer", {}, {}, "the writer of a model file")
+local writer_out, number, place = ffi.new "peri_model_writer *[1]", ffi.new "int32_t[1]", ffi.new "peri_model_writer_place"
+
+--- rank: only rank 0 writes; the others take part in what is collective.
+function Writer:init(path, rank)
+  self.rank, self.sections, self.panels = rank, 0, {}
+  if rank ~= 0 then return end
+  check(C.peri_model_writer_new(path, writer_out))
+  self.handle = Handle(writer_out[0])
+end
+
+function Writer:begin()
+  self.sections = self.sections + 1
+  if self.handle then check(C.peri_model_writer_begin(self.handle.ptr, number)) end
+  return self.sections - 1
+end
+
+function Writer:put(tensor)
+  if not self.handle then return end
+  local buffer, n = tensor:read()
+  check(C.peri_model_writer_put(self.handle.ptr, buffer, n * tonumber(C.peri_dtype_size(P.dtype(tensor:dtype())))))
+end
+
+--- A constant, as f32.
+function Writer:constant(tensor)
+  local section = self:begin()
+  self:put(tensor:detach():to("f32", "cpu"):contiguous())
+  return section
+end
+
+--- The matrix of a linear layer; each once.
+function Writer:matrix(p)
+  local key = ("%s %s"):format(p.at, tostring(p.transposed))
+  if self.panels[key] then return self.panels[key] end
+  local t = p.tensor:detach():to("f32", "cpu")
+  if p.transposed then t = t:transpose(1, 2) end
+  t = t:contiguous()
+  local shape, section = t:shape(), self:begin()
+  if self.handle then
+    local buffer = t:read()
+    check(C.peri_model_writer_panels(self.handle.ptr, buffer, shape[1], shape[2]))
+  end
+  self.panels[key] = section
+  return section
+end
+
+--- A table of a state_dict in `dtype`.
+function Writer:table(weight, columns, dtype)
+  local section = self:begin()
+  by_rows(weight, columns, function(rows) self:put(encoded(rows, dtype)) end)
+  return section
+end
+
+--- Sections as JSON.
+function Writer:places()
+  local list = {}
+  for i = 1, self.sections do
+    check(C.peri_model_writer_section(self.handle.ptr, i - 1, place))
+    list[i] = object({ "offset", tonumber(place.offset) }, { "bytes", tonumber(place.bytes) }, { "checksum", hex_of(place.checksum) })
+  end
+  return list
+end
+
+function Writer:finish(header)
+  if not self.handle then return end
+  local text = json(header)
+  check(C.peri_model_writer_finish(self.handle.ptr, text, #text))
+  return ffi.string(C.peri_model_writer_path(self.handle.ptr))
+end
+
+function Writer:publish()
+  if self.handle then check(C.peri_model_writer_publish(self.handle.ptr)) end
+end
+
+function Writer:release()
+  if self.handle then self.handle:release() end
+end
+
+-- -- the header ---------------------------------------------------------------------------------------------------------------------------
+
+local function operation_json(o, index, weight, bags)
+  local fields = object({ "op", o.op })
+  local function add(key, value) fields[#fields + 1] = { key, value } end
+  if o["function"] then add("function", o["function"]) end
+  add("in", util.map(o.inputs, index))
+  add("out", index(o.out))
+  if o.sizes then add("sizes", o.sizes) end
+  if o.numbers then add("numbers", util.map(o.numbers, hex)) end
+  if weight then add("weight", weight) end
+  if bags then add("bags", bags) end
+  return fields
+end
+
+--- Write everything but the name. p: { writer =, operations =, values = (of the lowering, those that are used), inputs =, outputs =,
+--- tables = { { name =, weight = of the state_dict, rows =, columns =, dtype = } }, name =, step = }. Returns the path of the finished file,
+--- on rank 0.
+function M.write(p)
+  local w, renumbered, values = p.writer, {}, {}
+  local function index(old) return renumbered[old] end
+  local tables = util.map(p.tables, function(t)
+    return object({ "name", t.name }, { "dtype", t.dtype }, { "rows", t.rows }, { "columns", t.columns },
+      { "section", w:table(t.weight, t.columns, t.dtype) })
+  end)
+  for old, v in util.ordered(p.values) do
+    renumbered[old] = #values
+    local fields = object({ "columns", v.columns })
+    if v.input then fields[2] = { "input", v.input } end
+    if v.constant then fields[2] = { "section", w:constant(v.constant) } end
+    values[#values + 1] = fields
+  end
+  local operations = util.map(p.operations, function(o)
+    local bags = o.bags and util.map(o.bags, function(b)
+      return object({ "input", b.input }, { "table", b.index }, { "pooling", b.pooling })
+    end)
+    return operation_json(o, index, o.panels and w:matrix(o.panels), bags)
+  end)
+  if not w.handle then return end
+  local header = object({ "name", p.name }, { "producer", "perilune " .. ffi.string(C.peri_version()) })
+  if p.step then header[#header + 1] = { "step", p.step } end
+  for _, part in ipairs {
+    { "inputs", p.inputs },
+    { "outputs", util.map(p.outputs, function(o) return object({ "name", o.name }, { "value", index(o.value) }) end) },
+    { "tables", tables }, { "values", values }, { "operations", operations }, { "sections", w:places() } } do
+    header[#header + 1] = part
+  end
+  return w:finish(header)
+end
+
+M.Writer, M.object, M.hex = Writer, object, hex
+
+return M

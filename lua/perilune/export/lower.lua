@@ -1,0 +1,182 @@
+-- export/lower.lua: two recordings of one model, on batches of different sizes, become the operations of a model file.
+--
+-- In a model file every value is, for each sample, so many numbers; what the samples have in common is not written down. A tensor of the
+-- recording whose first size is m times the number of samples becomes such a value of shape { m, the other sizes }. Values lie in
+-- row-major order, so reshapes cost nothing.
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local Tensor = require "perilune.tensor"
+
+local Lowering = util.class "ExportLowering"
+
+local function text_of(list) return "[" .. table.concat(list, ", ") .. "]" end
+local function product(list, from, to)
+  local n = 1
+  for i = from or 1, to or #list do n = n * list[i] end
+  return n
+end
+
+function Lowering:init(first, second, sizes)
+  self.first, self.second, self.batch = first, second, sizes
+  self.values, self.operations, self.of, self.constants = {}, {}, {}, {}
+  self.entry, self.why = false, {}
+end
+
+function Lowering:fail(format, ...)
+  local e = self.entry
+  local place = e and ("%s: '%s': "):format(e.where, (e.func:gsub("^%a+:", ""))) or ""
+  P.fail("export: " .. place .. format:format(...))
+end
+
+-- -- values ----------------------------------------------------------------------------------------------------------------------------
+
+--- A new value of the file: { index =, shape = of a sample }.
+function Lowering:value(shape, fields)
+  local v = fields or {}
+  v.columns = product(shape)
+  if v.columns < 1 then self:fail("a tensor without elements, of shape %s a sample", text_of(shape)) end
+  self.values[#self.values + 1] = v
+  return { index = #self.values - 1, shape = shape }
+end
+
+--- The shape of a sample, of a tensor that has these shapes in the two recordings.
+function Lowering:sample_shape(a, b)
+  local rows, other = self.batch[1], self.batch[2]
+  if #a ~= #b then self:fail("a tensor of %d dimensions for %d samples, and of %d for %d", #a, rows, #b, other) end
+  local m = a[1] and a[1] / rows
+  if not m or m % 1 ~= 0 or m * other ~= b[1] or m < 1 then
+    self:fail("the shape is %s for %d samples and %s for %d: the first size must be a multiple of the number of samples, so that each "
+      .. "sample keeps its own part", text_of(a), rows, text_of(b), other)
+  end
+  local shape = { m }
+  for i = 2, #a do
+    if a[i] ~= b[i] then
+      self:fail("size %d of the shape is %d for %d samples and %d for %d, but only the first may depend on their number", i, a[i], rows,
+        b[i], other)
+    end
+    shape[i] = a[i]
+  end
+  return shape
+end
+
+--- The n-th argument, or an entry of a list, of both recordings: a number or the like, a value, or { constant = tensor, shape = }.
+function Lowering:resolve(a, b, what)
+  if type(a) ~= "table" or type(b) ~= "table" then
+    if type(a) ~= type(b) or a ~= b then
+      self:fail("%s is %s for %d samples and %s for %d; it must not depend on their number", what, tostring(a), self.batch[1], tostring(b),
+        self.batch[2])
+    end
+    return a
+  end
+  if a.list then
+    local list = {}
+    if not b.list or #a.list ~= #b.list then
+      self:fail("%s has other entries for %d samples than for %d", what, self.batch[1], self.batch[2])
+    end
+    for i, x in ipairs(a.list) do list[i] = self:resolve(x, b.list[i], ("%s, entry %d,"):format(what, i)) end
+    return list
+  end
+  if a.id ~= b.id then self:fail("%s is something else for %d samples than for %d", what, self.batch[1], self.batch[2]) end
+  if a.id then
+    local value = self.of[a.id]
+    if value then return value end
+    if self.why[a.id] then error(self.why[a.id], 0) end -- that has no form for inference either
+    self:fail("%s is not a tensor of f32 of the batch", what)
+  end
+  if a.at ~= b.at and not self.equal(a.constant, b.constant) then
+    self:fail("%s is made anew for each batch, and not by an operation that can be recorded", what)
+  end
+  if a.dtype ~= "f32" and a.dtype ~= "f16" and a.dtype ~= "bf16" then self:fail("%s is %s, wanted f32", what, tostring(a.dtype)) end
+  return { constant = a.constant, shape = a.shape, at = a.at }
+end
+
+--- Whether two constants hold the same numbers.
+function Lowering.equal(a, b)
+  if not Tensor.is(a) or not Tensor.is(b) or text_of(a:shape()) ~= text_of(b:shape()) or a:dtype() ~= b:dtype() then return false end
+  local x, y = a:to_list(), b:to_list()
+  for i = 1, #x do
+    if x[i] ~= y[i] then return false end
+  end
+  return true
+end
+
+--- All arguments of the entry that is being lowered.
+function Lowering:arguments(skip)
+  local a, b, list = self.entry.args, self.other.args, {}
+  for i = 1, self.entry.n do
+    if i <= (skip or 1 / 0) then list[i] = self:resolve(a[i], b[i], ("argument %d"):format(i)) end
+  end
+  return list
+end
+
+--- The shape of a sample of the n-th result, or of an entry of it.
+function Lowering:result_shape(n, entry)
+  local a, b = self.entry.results[n or 1], self.other.results[n or 1]
+  if entry then a, b = a.list[entry], b.list[entry] end
+  if a.dtype ~= "f32" then self:fail("the result is %s, wanted f32", tostring(a.dtype)) end
+  return self:sample_shape(a.shape, b.shape)
+end
+
+--- The n-th result (or an entry of it) is this value.
+function Lowering:set(value, n, entry)
+  local item = self.entry.results[n or 1]
+  if entry then item = item.list[entry] end
+  self.of[item.id] = value
+end
+
+--- A value of this argument, which has to be one of samples.
+function Lowering:sample(x, what)
+  if type(x) == "table" and x.index then return x end
+  self:fail("%s does not depend on the batch, where that is wanted", what)
+end
+
+--- The file's value of a constant: its numbers in row-major order.
+function Lowering:constant(x)
+  if x.index then return x end
+  local known = self.constants[x.at]
+  if known then return { index = known.index, shape = x.shape, fixed = true } end
+  local v = self:value({ math.max(product(x.shape), 1) }, { constant = x.constant })
+  self.constants[x.at] = v
+  return { index = v.index, shape = x.shape, fixed = true }
+end
+
+--- Append an operation; returns its result, of this shape a sample.
+function Lowering:op(name, shape, fields)
+  local v = self:value(shape)
+  fields.op, fields.out = name, v.index
+  fields.where = self.entry.where
+  self.operations[#self.operations + 1] = fields
+  return v
+end
+
+--- Strides of a contiguous array.
+local function strides_of(shape)
+  local strides, n = {}, 1
+  for i = #shape, 1, -1 do strides[i], n = n, n * shape[i] end
+  return strides
+end
+
+local function joined(...)
+  local out = {}
+  for _, list in ipairs { ... } do
+    for _, x in ipairs(list) do out[#out + 1] = x end
+  end
+  return out
+end
+
+--- A copy of a view of x.
+function Lowering:view(x, shape, strides, offset)
+  if #shape > 7 then self:fail("a view of %d dimensions, allowed: up to 7", #shape) end
+  return self:op("copy", shape, { inputs = { x.index }, sizes = joined({ #shape, offset or 0 }, shape, strides) })
+end
+
+--- A dimension that does not go across samples, counted from 1.
+function Lowering:dim(d, n, what)
+  d = d < 0 and d + n + 1 or d
+  if d == 1 then self:fail("%s goes across samples: an answer would depend on the others of its batch", what) end
+  return d
+end
+
+Lowering.text_of, Lowering.product, Lowering.strides_of, Lowering.joined = text_of, product, strides_of, joined
+
+return Lowering

@@ -1,0 +1,157 @@
+-- export/open.lua: model files, opened (perilune/model.h): what a script asks one.
+--
+--   local model = peri.export.open "model.peri"
+--   local answers = model:predict { dense_features = tensor, sparse_features = kjt }     -- answers.logits: a tensor [samples, columns]
+local ffi = require "ffi"
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local Tensor = require "perilune.tensor"
+local jagged = require "perilune.jagged"
+local signature = require "perilune.signature"
+local C, check = P.C, P.check
+
+local methods, meta = {}, {}
+local wrap, _, ptr = P.handle("peri_model", methods, meta, "a model file")
+local wrap_context = P.handle("peri_model_context", {}, {}, "the memory of a model file's calls")
+
+local M = { methods = methods }
+local out, context_out, number = ffi.new "peri_model *[1]", ffi.new "peri_model_context *[1]", ffi.new "int64_t[1]"
+
+--- Open a model file. options: verify = true reads it all and compares its checksums; copy = true reads it into memory of its own.
+function M.open(path, options)
+  local o = util.named("export.open", options, { verify = false, copy = false })
+  check(C.peri_model_open(path, (o.verify and C.PERI_MODEL_VERIFY or 0) + (o.copy and C.PERI_MODEL_COPY or 0), out))
+  return wrap(out[0])
+end
+
+--- What is known about it: { path =, name =, producer =, digest =, version =, bytes =, table_bytes =, step =, operations = }.
+function methods:describe()
+  local info = ffi.new "peri_model_info"
+  C.peri_model_describe(ptr(self), info)
+  local d = {}
+  for _, key in ipairs { "path", "name", "producer", "digest" } do d[key] = ffi.string(info[key]) end
+  for _, key in ipairs { "version", "operations", "bytes", "table_bytes", "step" } do d[key] = tonumber(info[key]) end
+  return d
+end
+
+--- Lists of { name =, ... }.
+function methods:inputs()
+  local list, inputs = {}, C.peri_model_inputs(ptr(self), number)
+  for i = 0, tonumber(number[0]) - 1 do
+    local x = inputs[i]
+    list[i + 1] = { name = ffi.string(x.name), kind = x.kind == C.PERI_MODEL_DENSE and "dense" or "ids", columns = tonumber(x.columns),
+      rows = tonumber(x.rows), weighted = x.weighted, optional = x.optional, finite = x.finite, missing = tonumber(x.missing),
+      unknown = x.unknown == C.PERI_MODEL_ID_SKIP and "skip" or "refuse" }
+  end
+  return list
+end
+function methods:outputs()
+  local list, outputs = {}, C.peri_model_outputs(ptr(self), number)
+  for i = 0, tonumber(number[0]) - 1 do
+    list[i + 1] = { name = ffi.string(outputs[i].name), columns = tonumber(outputs[i].columns) }
+  end
+  return list
+end
+function methods:tables()
+  local list, tables = {}, C.peri_model_tables(ptr(self), number)
+  for i = 0, tonumber(number[0]) - 1 do
+    local t = tables[i]
+    list[i + 1] = { name = ffi.string(t.name), dtype = ffi.string(t.dtype), rows = tonumber(t.rows), columns = tonumber(t.columns),
+      bytes = tonumber(t.bytes) }
+  end
+  return list
+end
+
+--- Read all of it and compare its checksums.
+function methods:verify() check(C.peri_model_verify(ptr(self))) end
+--- An error if the file was cut or written to since it was opened.
+function methods:check_unchanged() check(C.peri_model_changed(ptr(self))) end
+
+-- -- answers ------------------------------------------------------------------------------------------------------------------------------
+
+--- A dense input's numbers in host memory, and the number of samples.
+local function dense_of(input, value)
+  local t = Tensor.is(value) and util.resolve(value) or P.fail(("predict: input '%s' is no tensor"):format(input.name))
+  local shape = t:shape()
+  if #shape == 1 then shape[2] = 1 end
+  if #shape ~= 2 or shape[2] ~= input.columns then
+    P.fail(("predict: input '%s' is %s, wanted [samples, %d]"):format(input.name, tostring(t), input.columns))
+  end
+  return (t:to("f32"):read()), shape[1]
+end
+
+--- One key's ids, offsets and weights in host memory, of a KeyedJaggedTensor's parts on the host.
+local function key_of(parts, key)
+  local first, n = key * parts.stride, parts.stride
+  local from, to = tonumber(parts.offsets[first]), tonumber(parts.offsets[first + n])
+  local ids, offsets = ffi.new("int64_t[?]", math.max(to - from, 1)), ffi.new("int64_t[?]", n + 1)
+  local weights = parts.weights and ffi.new("float[?]", math.max(to - from, 1))
+  for i = 0, n do offsets[i] = parts.offsets[first + i] - from end
+  for i = from, to - 1 do
+    ids[i - from] = parts.values[i]
+    if weights then weights[i - from] = parts.weights[i] end
+  end
+  return ids, offsets, weights
+end
+
+--- The fields of a batch by the names of the model's inputs: tensors, and { parts of a KeyedJaggedTensor, key }.
+local function fields_of(batch)
+  local found = {}
+  for name, value in util.ordered(batch) do
+    if jagged.KeyedJaggedTensor.is(value) then
+      local kjt = util.resolve(value):sync()
+      local parts = { stride = kjt:stride(), values = (kjt:values():read()), offsets = (kjt:offsets():to("i64"):read()),
+        weights = kjt:is_weighted() and (kjt:weights():read()) or nil }
+      for i, key in ipairs(kjt:keys()) do found[key] = { parts = parts, key = i - 1 } end
+    else found[name] = value end
+  end
+  return found
+end
+
+local function check_count(samples, n, name)
+  if samples and samples ~= n then P.fail(("predict: input '%s' has %d samples, others have %d"):format(name, n, samples)) end
+  return n
+end
+
+--- Answers for a batch, a table of tensors and KeyedJaggedTensors whose names (of KeyedJaggedTensors: keys) are those of the inputs; what
+--- else it has is not looked at. Returns a table of tensors [samples, columns] by the names of the outputs.
+function methods:predict(batch)
+  signature.value("predict", "the batch", batch, "table")
+  local inputs, outputs, fields, samples, kept = self:inputs(), self:outputs(), fields_of(batch), nil, {}
+  local values = ffi.new("peri_model_values[?]", math.max(#inputs, 1))
+  for i, input in ipairs(inputs) do
+    local field, v = fields[input.name], values[i - 1]
+    if field ~= nil and input.kind == "dense" then
+      local numbers, n = dense_of(input, field)
+      samples = check_count(samples, n, input.name)
+      kept[#kept + 1], v.dense = numbers, numbers
+    elseif field ~= nil then
+      if type(field) ~= "table" or not field.parts then
+        P.fail(("predict: input '%s' is no key of a KeyedJaggedTensor"):format(input.name))
+      end
+      local ids, offsets, weights = key_of(field.parts, field.key)
+      samples = check_count(samples, field.parts.stride, input.name)
+      kept[#kept + 1] = { ids, offsets, weights }
+      v.ids, v.offsets, v.weights = ids, offsets, weights
+    end
+  end
+  samples = samples or 0
+  local answers, results = {}, ffi.new("float *[?]", #outputs)
+  for i, o in ipairs(outputs) do
+    local t = Tensor.empty({ samples, o.columns }, "f32", "cpu")
+    answers[o.name], kept[#kept + 1] = t, t
+    local data = ffi.new "void *[1]"
+    check(C.peri_tensor_data(t.ptr, data))
+    results[i - 1] = ffi.cast("float *", data[0])
+  end
+  check(C.peri_model_context_new(ptr(self), math.max(samples, 1), 2 ^ 40, context_out))
+  local context = wrap_context(context_out[0])
+  local status = C.peri_model_predict(context.ptr, samples, values, results)
+  context:release()
+  check(status)
+  return answers, kept
+end
+
+signature.check("export.", M, { open = "path: string, options: table?" })
+
+return M

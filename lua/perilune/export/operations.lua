@@ -1,0 +1,316 @@
+-- export/operations.lua: how each recorded function becomes operations of a model file (docs/model_file.md has their formulas).
+local util = require "perilune.util"
+local Lowering = require "perilune.export.lower"
+
+local product, strides_of, joined, text_of = Lowering.product, Lowering.strides_of, Lowering.joined, Lowering.text_of
+
+--- function name -> f(lowering): makes the operations of the current entry, and sets its results.
+local M = {}
+
+-- -- functions of one number -------------------------------------------------------------------------------------------------------------
+
+local function unary(l, x, name, a, b)
+  local inputs = { l:sample(x, "the tensor").index }
+  l:set(l:op("unary", l:result_shape(), { ["function"] = name, inputs = inputs, numbers = { a or 0, b or 0 } }))
+end
+
+for _, name in ipairs { "relu", "sigmoid", "tanh", "silu", "gelu", "softplus", "logsigmoid", "exp", "log", "sqrt", "abs", "square" } do
+  M[name] = function(l) unary(l, l:arguments()[1], name) end
+end
+function M.leaky_relu(l) local a = l:arguments() unary(l, a[1], "leaky_relu", a[2] or 0.01) end
+function M.pow(l) local a = l:arguments() unary(l, a[1], "pow", a[2]) end
+function M.affine(l) local a = l:arguments() unary(l, a[1], "affine", a[2], a[3] or 0) end
+function M.neg(l) unary(l, l:arguments()[1], "affine", -1, 0) end
+function M.reciprocal(l) local a = l:arguments() unary(l, a[1], "reciprocal", a[2] or 1) end
+
+-- -- functions of two ---------------------------------------------------------------------------------------------------------------------
+
+--- Strides of an operand that broadcasts to `shape`; 0 repeats.
+local function operand_strides(l, x, shape)
+  local own, strides, out = x.shape, strides_of(x.shape), {}
+  local skip = #shape - #own
+  if not x.fixed and skip ~= 0 then
+    l:fail("a tensor of shape %s a sample beside one of %s: samples would meet others", text_of(own), text_of(shape))
+  end
+  for i = 1, #shape do
+    local size = own[i - skip]
+    if size and size ~= 1 and size ~= shape[i] then l:fail("shapes %s and %s a sample do not fit", text_of(own), text_of(shape)) end
+    if x.fixed and i == 1 and size and size ~= 1 then l:fail "a constant with a number for each sample" end
+    out[i] = size and size ~= 1 and strides[i - skip] or 0
+  end
+  return out
+end
+
+local function binary(l, name, a, b)
+  local shape = l:result_shape()
+  local x, y = l:constant(a), l:constant(b)
+  if #shape > 7 then l:fail("%d dimensions, allowed: up to 7", #shape) end
+  local sizes = joined({ #shape }, shape, operand_strides(l, x, shape), operand_strides(l, y, shape))
+  l:set(l:op("binary", shape, { ["function"] = name, inputs = { x.index, y.index }, sizes = sizes }))
+end
+
+--- With a number, each is a function of one (perilune.tensor.ops): `right` of the number on the right, `left` of one on the left.
+local function arithmetic(name, right, left)
+  M[name] = function(l)
+    local a = l:arguments()
+    if type(a[2]) == "number" then return unary(l, a[1], right(a[2])) end
+    if type(a[1]) == "number" then return unary(l, a[2], left(a[1])) end
+    binary(l, name, a[1], a[2])
+  end
+end
+arithmetic("add", function(x) return "affine", 1, x end, function(x) return "affine", 1, x end)
+arithmetic("sub", function(x) return "affine", 1, -x end, function(x) return "affine", -1, x end)
+arithmetic("mul", function(x) return "affine", x, 0 end, function(x) return "affine", x, 0 end)
+arithmetic("div", function(x) return "affine", 1 / x, 0 end, function(x) return "reciprocal", x end)
+
+function M.muladd(l)
+  local a, inputs = l:arguments(), {}
+  for i = 1, 3 do inputs[i] = l:sample(a[i], ("argument %d"):format(i)).index end
+  l:set(l:op("muladd", l:result_shape(), { inputs = inputs, numbers = { 1 } }))
+end
+
+-- -- products -----------------------------------------------------------------------------------------------------------------------------
+
+local activations = { [0] = "identity", "relu", "sigmoid", "tanh" }
+
+--- x W^T (+ bias), W a constant [columns, inner]; transposed: [inner, columns].
+local function linear(l, x, weight, bias, activation, shape, transposed)
+  if not weight.constant then l:fail "a weight that depends on the batch" end
+  local inner, cols = weight.shape[2], weight.shape[1]
+  if transposed then inner, cols = cols, inner end
+  local inputs = { x.index }
+  if bias then inputs[2] = l:constant(bias).index end
+  return l:op("linear", shape, { inputs = inputs, ["function"] = activations[activation or 0], sizes = { inner, cols },
+    panels = { tensor = weight.constant, at = weight.at, transposed = transposed } })
+end
+
+function M.linear(l)
+  local a = l:arguments()
+  if a[3] and not a[3].constant then l:fail "a bias that depends on the batch" end
+  l:set(linear(l, l:sample(a[1], "x"), a[2], a[3], a[4], l:result_shape()))
+end
+
+function M.matmul(l)
+  local a = l:arguments()
+  local x, y, shape = a[1], a[2], l:result_shape()
+  if y.constant and #y.shape == 2 and x.index then return l:set(linear(l, x, y, nil, 0, shape, true)) end
+  if #(x.shape or {}) < 2 or #(y.shape or {}) < 2 then l:fail "a product of vectors" end
+  x, y = l:constant(x), l:constant(y)
+  local n = #shape
+  if n ~= 3 then l:fail("a product of %d dimensions, wanted [samples, rows, columns]", n) end
+  --- Strides of the batch, of rows and of columns, of an operand [samples, rows, columns] or a constant matrix.
+  local function strides(z)
+    if not z.fixed and #z.shape ~= 3 then l:fail("a factor of shape %s a sample", text_of(z.shape)) end
+    local s = strides_of(z.shape)
+    local batch = #z.shape == 3 and z.shape[1] ~= 1 and s[1] or 0
+    if z.fixed and batch ~= 0 then l:fail "a constant with a matrix for each sample" end
+    return { batch, s[#s - 1], s[#s] }
+  end
+  l:set(l:op("matmul", shape, { inputs = { x.index, y.index },
+    sizes = joined({ shape[1], shape[2], shape[3], x.shape[#x.shape] }, strides(x), strides(y)) }))
+end
+M.bmm = M.matmul
+
+function M.interaction(l)
+  local a = l:arguments()
+  local dense, sparse = l:sample(a[1], "dense"), l:sample(a[2], "sparse")
+  if dense.shape[1] ~= 1 then l:fail("%d rows of dense features a sample, wanted 1", dense.shape[1]) end
+  l:set(l:op("interaction", l:result_shape(), { inputs = { dense.index, sparse.index }, sizes = { sparse.shape[2], sparse.shape[3] } }))
+end
+
+function M.cross_net(l)
+  local a = l:arguments()
+  local x0, v, w, bias = l:sample(a[1], "x0"), a[2], a[3], a[4]
+  local x, cols = x0, x0.shape[#x0.shape]
+  local function with(last)
+    local shape = util.copy(x0.shape)
+    shape[#shape] = last
+    return shape
+  end
+  for i = 1, #w do
+    local t = v and linear(l, x, v[i], nil, 0, with(v[i].shape[1])) or x
+    local u = linear(l, t, w[i], nil, 0, with(cols))
+    local inputs = { x0.index, u.index, x.index }
+    if bias then inputs[4] = l:constant(bias[i]).index end
+    x = l:op("cross", util.copy(x0.shape), { inputs = inputs, sizes = { cols } })
+  end
+  l:set(x)
+end
+
+-- -- joining, views -----------------------------------------------------------------------------------------------------------------------
+
+local function cat(l, list, d, shape)
+  local inputs, sizes = {}, { product(shape, 1, d - 1), product(shape, d + 1) }
+  for i, x in ipairs(list) do
+    local v = l:constant(x)
+    if v.fixed then
+      if product(v.shape) ~= 1 and v.shape[1] ~= 1 then l:fail "a constant with a row for each sample" end
+    end
+    inputs[i], sizes[i + 2] = v.index, v.shape[d] or 1
+  end
+  l:set(l:op("cat", shape, { inputs = inputs, sizes = sizes }))
+end
+
+function M.cat(l)
+  local a, shape = l:arguments(), l:result_shape()
+  cat(l, a[1], l:dim(a[2] or 1, #shape, "cat"), shape)
+end
+
+function M.stack(l)
+  local a, shape = l:arguments(), l:result_shape()
+  local d, list = l:dim(a[2] or 1, #shape, "stack"), {}
+  for i, x in ipairs(a[1]) do
+    local own = util.copy(x.shape)
+    table.insert(own, d, 1)
+    list[i] = { index = x.index, constant = x.constant, at = x.at, shape = own }
+  end
+  cat(l, list, d, shape)
+end
+
+--- Entries start..stop-1 of dimension d.
+local function slice(l, x, d, start, step, shape)
+  local strides = strides_of(x.shape)
+  local offset = start * strides[d]
+  strides[d] = strides[d] * (step or 1)
+  return l:view(x, shape, strides, offset)
+end
+
+function M.split(l)
+  local a = l:arguments()
+  local x, at = l:sample(a[1], "the tensor"), 0
+  local d = l:dim(a[3] or 1, #x.shape, "split")
+  for i, size in ipairs(a[2]) do
+    l:set(slice(l, x, d, at, 1, l:result_shape(1, i)), 1, i)
+    at = at + size
+  end
+end
+
+M["tensor:slice"] = function(l)
+  local a = l:arguments()
+  local x = l:sample(a[1], "the tensor")
+  l:set(slice(l, x, l:dim(a[2], #x.shape, "slice"), tonumber(a[3]), a[5] and tonumber(a[5]), l:result_shape()))
+end
+
+M["tensor:transpose"] = function(l)
+  local a = l:arguments()
+  local x = l:sample(a[1], "the tensor")
+  local p, q, strides = l:dim(a[2], #x.shape, "transpose"), l:dim(a[3], #x.shape, "transpose"), strides_of(x.shape)
+  strides[p], strides[q] = strides[q], strides[p]
+  l:set(l:view(x, l:result_shape(), strides))
+end
+
+M["tensor:expand"] = function(l)
+  local x, shape = l:sample(l:arguments(1)[1], "the tensor"), l:result_shape()
+  l:set(l:view(x, shape, operand_strides(l, x, shape)))
+end
+
+--- The same elements in the same order.
+local function same(l)
+  local x = l:sample(l:arguments(1)[1], "the tensor")
+  local shape = l:result_shape()
+  if product(shape) ~= product(x.shape) then l:fail "the elements of a sample would go to others" end
+  l:set({ index = x.index, shape = shape })
+end
+for _, name in ipairs { "reshape", "contiguous", "detach", "share", "to" } do M["tensor:" .. name] = same end
+
+-- -- along dimensions ---------------------------------------------------------------------------------------------------------------------
+
+local BLOCK_ELEMENTS, BLOCK_ROWS = 4096, 128 -- of runtime/tensor/ops_parts.c, where the order of a sum's additions is laid down
+
+--- One sum over the middle of [outer][n][inner], in passes over blocks.
+local function sum_once(l, x, outer, n, inner, scale)
+  local block = inner == 1 and BLOCK_ELEMENTS or BLOCK_ROWS
+  repeat
+    local blocks = math.ceil(n / block)
+    x = l:op("sum", { outer * blocks * inner }, { inputs = { x.index }, sizes = { outer, n, inner, block },
+      numbers = { blocks == 1 and scale or 1 } })
+    n = blocks
+  until n == 1
+  return x
+end
+
+--- As peri__reduce: neighbours that are summed are one dimension, and the last such group comes first.
+local function reduce(l, mean)
+  local a, shape = l:arguments(), l:result_shape()
+  local x, summed, groups = l:sample(a[1], "the tensor"), {}, {}
+  if not a[2] then l:fail "a sum over everything goes across samples: an answer would depend on the others of its batch" end
+  for _, d in ipairs(type(a[2]) == "table" and a[2] or { a[2] }) do summed[l:dim(d, #x.shape, "a sum")] = true end
+  local scale = 1
+  for i, size in ipairs(x.shape) do
+    if summed[i] and mean then scale = scale * size end
+    local last = groups[#groups]
+    if size > 1 and last and last.summed == (summed[i] or false) then last.size = last.size * size
+    elseif size > 1 then groups[#groups + 1] = { size = size, summed = summed[i] or false } end
+  end
+  scale = 1 / scale
+  local done = false
+  for g = #groups, 1, -1 do
+    if groups[g].summed then
+      local outer, inner = 1, 1
+      for i = 1, g - 1 do outer = outer * groups[i].size end
+      for i = g + 1, #groups do inner = inner * groups[i].size end
+      x = sum_once(l, x, outer, groups[g].size, inner, scale)
+      groups[g].size, scale, done = 1, 1, true
+    end
+  end
+  if not done and scale ~= 1 then x = l:op("unary", shape, { ["function"] = "affine", inputs = { x.index }, numbers = { scale, 0 } }) end
+  l:set({ index = x.index, shape = shape })
+end
+function M.sum(l) reduce(l, false) end
+function M.mean(l) reduce(l, true) end
+
+local function softmax(l)
+  local a = l:arguments()
+  local x = l:sample(a[1], "the tensor")
+  local d = l:dim(a[2], #x.shape, "softmax")
+  l:set(l:op("softmax", l:result_shape(), { ["function"] = l.entry.func, inputs = { x.index },
+    sizes = { product(x.shape, 1, d - 1), x.shape[d], product(x.shape, d + 1) } }))
+end
+M.softmax, M.log_softmax = softmax, softmax
+
+function M.layer_norm(l)
+  local a = l:arguments()
+  local x = l:sample(a[1], "the tensor")
+  local n, inputs = a[2] or 1, { x.index }
+  if n >= #x.shape then l:fail "it goes across samples: an answer would depend on the others of its batch" end
+  if a[4] and not a[3] then l:fail "a bias without a weight" end
+  for i = 3, 4 do
+    if a[i] then inputs[i - 1] = l:constant(a[i]).index end
+  end
+  local cols = product(x.shape, #x.shape - n + 1)
+  l:set(l:op("layer_norm", l:result_shape(), { inputs = inputs, sizes = { product(x.shape) / cols, cols }, numbers = { a[5] or 1e-5 } }))
+end
+
+-- -- tables -------------------------------------------------------------------------------------------------------------------------------
+
+--- An embedding bag collection's KeyedTensor.
+function M.lookup(l)
+  local e, columns, bags = l.entry, 0, {}
+  local kjt = e.args[1]
+  local input = kjt.id and l.kjts[kjt.id]
+  if not input then l:fail "its KeyedJaggedTensor is none of the batch's fields" end
+  for i, out in ipairs(e.collection.outputs) do
+    bags[i] = { feature = out.feature, pooling = out.pooling, kjt = input, out = out }
+    columns = columns + out.columns
+  end
+  local v = l:op("lookup", { 1, columns }, { inputs = {}, bags = bags })
+  v.collection = e.collection
+  l:set(v)
+end
+
+M["KeyedTensor:values"] = function(l)
+  local x = l:arguments()[1]
+  l:set({ index = x.index, shape = l:result_shape() })
+end
+
+M["KeyedTensor:get"] = function(l)
+  local a = l:arguments()
+  local at = 0
+  for _, out in ipairs(a[1].collection and a[1].collection.outputs or {}) do
+    if out.name == a[2] then return l:set(slice(l, a[1], 2, at, 1, l:result_shape())) end
+    at = at + out.columns
+  end
+  l:fail("no key '%s' of a collection of the model", tostring(a[2]))
+end
+
+return M

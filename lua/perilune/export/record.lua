@@ -1,0 +1,239 @@
+-- export/record.lua: what a model does with one batch, as a list: every operation on tensors that it calls, with what goes in, what comes
+-- out, and the line that called it. The model runs as always; signature.lua's guards, which stand in front of all public functions, tell.
+--
+--   local trace = record(model, call, batch)
+--   trace.entries[3]   -- { func = "linear", args = { ... }, results = { ... }, where = "model.lua:12" }
+--
+-- A tensor is known by the address of what its handle points to; all that were seen are kept alive until both traces are done, so that no
+-- address has two meanings. An argument or result that is a tensor stands in an entry as { id = n }; a tensor that no recorded operation
+-- has made stands there as { constant = tensor }.
+local ffi = require "ffi"
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local Tensor = require "perilune.tensor"
+local jagged = require "perilune.jagged"
+local signature = require "perilune.signature"
+local rules = require "perilune.export.rules"
+local C = P.C
+
+local KeyedTensor, KeyedJaggedTensor = jagged.KeyedTensor, jagged.KeyedJaggedTensor
+
+--- The line of the program that called what runs now: the first one outside of the library, else the first of the library's own models.
+local function where()
+  local inner
+  for level = 3, 60 do
+    local info = debug.getinfo(level, "Sl")
+    if not info then break end
+    local own = info.source:find("lua/perilune/", 1, true) or info.source:find("^=perilune")
+    if info.currentline > 0 and info.source ~= "=perilune.signature" then
+      local text = ("%s:%d"):format(info.short_src, info.currentline)
+      if not own then return text end
+      if info.source:find("perilune/nn/", 1, true) and not info.source:find("nn/call", 1, true) then inner = inner or text end
+    end
+  end
+  return inner or "?"
+end
+
+local function address(x) return tonumber(ffi.cast("uintptr_t", x.ptr)) end
+
+--- The tensor or KeyedTensor that a value is or stands for; else nil.
+local function handle(x)
+  if Tensor.is(x) or KeyedTensor.is(x) or KeyedJaggedTensor.is(x) then return util.resolve(x) end
+end
+
+local Trace = util.class "ExportTrace"
+
+function Trace:init()
+  self.entries, self.known, self.refused, self.kept, self.inputs = {}, {}, {}, {}, {}
+  self.made = 0
+end
+
+local release = { { Tensor, "peri_tensor" }, { KeyedTensor, "peri_kt" }, { KeyedJaggedTensor, "peri_kjt" } }
+
+--- Keep what a handle points to until `forget`.
+function Trace:keep(x)
+  for _, kind in ipairs(release) do
+    if kind[1].is(x) then
+      C[kind[2] .. "_retain"](x.ptr)
+      self.kept[#self.kept + 1] = { free = C[kind[2] .. "_release"], ptr = x.ptr }
+      return
+    end
+  end
+end
+
+function Trace:forget()
+  for _, kept in ipairs(self.kept) do kept.free(kept.ptr) end
+  self.kept = {}
+end
+
+local function shape_of(x) return Tensor.is(x) and x:shape() or nil end
+
+--- Note a result of an operation; returns what stands for it.
+function Trace:note(x)
+  self:keep(x)
+  self.made = self.made + 1
+  local item = { id = self.made, shape = shape_of(x), dtype = Tensor.is(x) and x:dtype() or nil }
+  self.known[address(x)], self.refused[address(x)] = item, nil
+  return item
+end
+
+--- What stands for an argument: of a list, a list.
+function Trace:describe(x, func, line)
+  local h = handle(x)
+  if not h then
+    if type(x) ~= "table" or getmetatable(x) and not handle(x[1]) then return x end -- an nn.ParameterList is a list
+    local list = {}
+    for i, y in ipairs(x) do list[i] = self:describe(y, func, line) end
+    return { list = list }
+  end
+  local at = address(h)
+  if self.known[at] then return self.known[at] end
+  local refused = self.refused[at]
+  if refused then
+    P.fail(("export: %s: '%s' has no form for inference, and '%s' (%s) uses its result"):format(refused.where, refused.func, func, line))
+  end
+  self:keep(h)
+  return { constant = h, at = at, shape = shape_of(h), dtype = Tensor.is(h) and h:dtype() or nil }
+end
+
+--- Whether an entry's argument holds something that depends on the batch.
+local function depends(item)
+  if type(item) ~= "table" then return false end
+  if item.id then return true end
+  for _, x in ipairs(item.list or {}) do
+    if depends(x) then return true end
+  end
+  return false
+end
+
+--- Note a call of a function that has a rule.
+function Trace:add(func, args, results, line)
+  local entry = { func = func, args = {}, results = {}, where = line, n = args.n }
+  local live = false
+  for i = 1, args.n do
+    entry.args[i] = self:describe(args[i], func, line)
+    live = live or depends(entry.args[i])
+  end
+  if not live and not rules.sources[func] then return end -- of constants: a constant
+  for i, r in ipairs(results) do
+    if type(r) == "table" and not handle(r) then
+      local list = {}
+      for k, x in ipairs(r) do list[k] = self:note(x) end
+      entry.results[i] = { list = list }
+    elseif handle(r) then
+      entry.results[i] = self:note(handle(r))
+    end
+  end
+  self.entries[#self.entries + 1] = entry
+end
+
+--- Refuse a call that takes numbers of the batch into Lua, or changes a tensor.
+function Trace:forbid(func, x)
+  local h = handle(x)
+  local item = h and self.known[address(h)]
+  if rules.reads[func] and item then
+    P.fail(("export: %s: '%s' makes what the model does depend on the numbers of a batch, of which a model file knows nothing"):format(
+      where(), (func:gsub("^tensor:", ""))))
+  end
+  if rules.writes[func] then
+    P.fail(("export: %s: '%s' changes a tensor while the model answers; a model file changes nothing"):format(where(),
+      (func:gsub("^tensor:", ""))))
+  end
+end
+
+--- What a function without a rule returned: where it depends on the batch, and nothing inside has been recorded for it, it cannot be used.
+function Trace:suspect(func, args, results, line)
+  local live = false
+  for i = 1, args.n do
+    local h = handle(args[i])
+    live = live or h and self.known[address(h)] ~= nil
+  end
+  if not live then return end
+  for _, r in ipairs(results) do
+    local h = handle(r)
+    if h and not self.known[address(h)] then
+      self:keep(h)
+      self.refused[address(h)] = { func = func, where = line }
+    end
+  end
+end
+
+--- The watcher of guarded functions.
+local function watcher(trace)
+  local watch
+  function watch(func, f, ...)
+    local args = { n = select("#", ...), ... }
+    if rules.reads[func] or rules.writes[func] then
+      trace:forbid(func, (...))
+      return f(...)
+    end
+    local line = where()
+    local rule = rules.known[func]
+    if rule then signature.watch.call = false end
+    local results = { pcall(f, ...) }
+    signature.watch.call = watch
+    if not results[1] then error(results[2], 0) end
+    table.remove(results, 1)
+    if rule then trace:add(func, args, results, line) else trace:suspect(func, args, results, line) end
+    return unpack(results)
+  end
+  return watch
+end
+
+--- Put a recording forward in front of each collection of tables; returns the function that takes them away.
+local function hook_collections(trace, collections)
+  for _, c in ipairs(collections) do
+    local original = c.module.forward
+    rawset(c.module, "forward", function(self, features)
+      local line, watch = where(), signature.watch.call
+      signature.watch.call = false
+      local results = { pcall(function() return util.resolve(original(self, features)) end) }
+      signature.watch.call = watch
+      if not results[1] then error(results[2], 0) end
+      local entry = { func = "lookup", collection = c, args = { trace:describe(features, "lookup", line) }, where = line, n = 1 }
+      entry.results = { trace:note(results[2]) }
+      trace.entries[#trace.entries + 1] = entry
+      return results[2]
+    end)
+  end
+  return function()
+    for _, c in ipairs(collections) do rawset(c.module, "forward", nil) end
+  end
+end
+
+--- Note the fields of a batch that are tensors and KeyedJaggedTensors as its inputs.
+local function note_inputs(trace, batch)
+  for name, value in util.ordered(batch) do
+    local h = type(name) == "string" and handle(value)
+    if h then trace.inputs[#trace.inputs + 1] = { name = name, item = trace:note(h), value = h } end
+  end
+end
+
+--- Run call(model, batch) and record it. collections: { module =, path = } of all modules of tables. Returns the trace; what call returned
+--- is in its field `outputs`, a list of { name =, item = }.
+local function record(model, call, batch, collections)
+  local trace = Trace()
+  note_inputs(trace, batch)
+  local unhook = hook_collections(trace, collections)
+  signature.watch.call = watcher(trace)
+  local ok, result = xpcall(P.no_grad, P.locate, call, model, batch)
+  signature.watch.call = false
+  unhook()
+  if not ok then
+    trace:forget()
+    error(result, 0)
+  end
+  result = util.resolve(result)
+  trace.outputs = {}
+  local list = (Tensor.is(result) or KeyedTensor.is(result)) and { logits = result } or result
+  if type(list) ~= "table" or getmetatable(list) then P.fail "export: the model returned no tensor, and no table of tensors by name" end
+  for name, value in util.ordered(list) do
+    if not Tensor.is(value) then P.fail(("export: the model's result '%s' is no tensor"):format(tostring(name))) end
+    local item = trace:describe(value, "the model's result", tostring(name))
+    if not item.id then P.fail(("export: the model's result '%s' does not depend on the batch"):format(tostring(name))) end
+    trace.outputs[#trace.outputs + 1] = { name = tostring(name), item = item }
+  end
+  return trace
+end
+
+return record

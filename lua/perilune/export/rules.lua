@@ -1,0 +1,27 @@
+-- export/rules.lua: which functions a model may call while it is recorded, by the names that signature.lua has for them.
+local M = {}
+
+local function set(text)
+  local names = {}
+  for name in text:gmatch "%S+" do names[name] = true end
+  return names
+end
+
+--- Functions that become operations of a model file, or views and copies; lower.lua says how.
+M.known = set [[
+  relu sigmoid tanh silu gelu softplus logsigmoid leaky_relu exp log sqrt abs square pow affine neg reciprocal
+  add sub mul div muladd linear matmul bmm cat stack split sum mean softmax log_softmax layer_norm interaction cross_net
+  tensor:reshape tensor:transpose tensor:slice tensor:expand tensor:contiguous tensor:detach tensor:share tensor:to
+  KeyedTensor:values KeyedTensor:get
+]]
+
+--- Functions that make a tensor of nothing but numbers of the program.
+M.sources = {}
+
+--- Functions that take elements of a tensor into Lua.
+M.reads = set "tensor:item tensor:read tensor:to_list tensor:to_table"
+
+--- Functions that change a tensor in place.
+M.writes = set "tensor:copy tensor:fill tensor:write"
+
+return M

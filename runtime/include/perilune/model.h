@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * perilune/model.h: a trained model in one file, and answers from it. The file is specified in docs/model_file.md.
+ *
+ * A model file holds everything that an answer needs: the forward pass as a list of operations, the weights, the embedding tables, and
+ * what its inputs are called. It is data: nothing in it is executed, and all of it that could lead astray is checked when it is opened.
+ *
+ *     peri_model_open("model.peri", 0, &model)              one per process; any number of threads share it
+ *     peri_model_context_new(model, 256, 0, &context)       one per thread: all memory that a call needs
+ *     peri_model_predict(context, batch, inputs, outputs)   no allocation, no lock, no other thread
+ *
+ * The answer for a sample is a function of the file and of that sample alone: not of the other samples of the batch, not of how many they
+ * are, not of the thread. On one instruction set it has the same bits every time.
+ *
+ * No function here needs Lua, MPI, or a device.
+ */
+#ifndef PERILUNE_MODEL_H
+#define PERILUNE_MODEL_H
+
+#include <perilune/base.h>
+
+/** The newest version of the format; files of all versions up to it can be opened. */
+enum { PERI_MODEL_VERSION = 1 };
+
+/** A model file that was opened. Nothing changes it, so any number of threads may use it. Opening again gives another one. */
+typedef struct peri_model peri_model;
+
+/** A binding's handle. */
+typedef struct peri_model_ref {
+    peri_model *ptr;
+} peri_model_ref;
+
+/* -- opening --------------------------------------------------------------------------------------------------------------------------- */
+
+/** How to open. */
+enum {
+    PERI_MODEL_VERIFY = 1, /* read the whole file and compare its checksums, as peri_model_verify */
+    PERI_MODEL_COPY = 2    /* read the file into memory of this process instead of mapping it; it may then be changed */
+};
+
+/** Open the model file @path; @flags: PERI_MODEL_*, or 0. Takes a few milliseconds whatever the size of the file, which is mapped, so that
+ *  processes share its memory and rows are read from disk when they are first needed. Checks the header, its checksum, and that all of
+ *  the file is there. PERI_EFORMAT: it is no model file, or a broken one; the message says where. PERI_EUNSUPPORTED: a version or an
+ *  operation that this library does not know. @out new.
+ *
+ *  Whoever replaces a model file writes beside it and renames (peri_file_write, the exporter): this model then stays what it was. A mapped
+ *  file that is cut short in place makes the calls that needed the missing part fail with PERI_EIO, and all calls after them. For this the
+ *  process gets a handler for SIGBUS, which passes on what does not concern mapped models. Bytes that are overwritten in place change
+ *  answers without notice (never what memory is reached); peri_model_changed tells. */
+PERI_API peri_status peri_model_open(const char *path, int32_t flags, peri_model **out);
+/** Add a reference. */
+PERI_API void peri_model_retain(peri_model *model);
+/** Give up a reference; NULL is fine. Contexts keep their model. */
+PERI_API void peri_model_release(peri_model *model);
+/** Read all sections and compare their checksums: PERI_EFORMAT names the first that differs. Blocks as long as reading the file takes. */
+PERI_API peri_status peri_model_verify(const peri_model *model);
+/** PERI_OK: the file that was opened is as long and as old as it was then. PERI_EIO: it was cut, written to, or cannot be asked. That
+ *  another file has got its name meanwhile is no change. Always PERI_OK with PERI_MODEL_COPY. */
+PERI_API peri_status peri_model_changed(const peri_model *model);
+
+/* -- what it takes and gives ----------------------------------------------------------------------------------------------------------- */
+
+/** What an input is. */
+enum {
+    PERI_MODEL_DENSE = 0, /* a fixed number of f32 for each sample */
+    PERI_MODEL_IDS = 1    /* a list of ids for each sample, of any length, perhaps with a weight for each id */
+};
+
+/** What becomes of an id that the model has no row for. */
+enum {
+    PERI_MODEL_ID_REFUSE = 0, /* an error that names the feature, the sample and the id */
+    PERI_MODEL_ID_SKIP = 1    /* its row counts as zeros; with mean pooling it counts in the number of ids */
+};
+
+/** One input. Texts are borrowed from the model. */
+typedef struct peri_model_input {
+    const char *name;      /* of a dense input, or of a feature; unique among inputs */
+    int32_t kind;          /* PERI_MODEL_DENSE or PERI_MODEL_IDS */
+    int32_t unknown;       /* IDS: PERI_MODEL_ID_* */
+    int64_t columns;       /* DENSE: numbers of a sample; else 0 */
+    int64_t rows;          /* IDS without a map: ids are 0 .. rows - 1; with a map: rows of its table; else 0 */
+    bool weighted;         /* IDS: each id has a weight, an f32 */
+    bool mapped;           /* IDS: ids are any 64-bit numbers (read as uint64_t, all 2^64 are ids), of which the model's map makes rows */
+    bool optional;         /* may be missing: a list is then empty, a dense input is `missing` */
+    bool finite;           /* DENSE, and weights: NaN and infinities are refused; false: they are computed with */
+    float missing;         /* DENSE: what each number of a missing input is, if `optional` */
+} peri_model_input;
+
+/** One output: @columns f32 for each sample. */
+typedef struct peri_model_output {
+    const char *name;
+    int64_t columns;
+} peri_model_output;
+
+/** What else is known about a model. Texts are borrowed from it. */
+typedef struct peri_model_info {
+    const char *path;     /* as it was opened */
+    const char *name;     /* whatever the exporter was told, "" if nothing */
+    const char *producer; /* "perilune 0.1.0" */
+    const char *digest;   /* identifies the model: XXH3-128 of the header, which has all checksums, in 32 hexadecimal digits */
+    int32_t version;      /* of the format */
+    int32_t operations;
+    int64_t bytes;        /* of the file */
+    int64_t table_bytes;  /* of these, those of embedding tables */
+    int64_t step;         /* of the training, that the model comes from; -1: not known */
+    int64_t inputs, outputs, tables;
+} peri_model_info;
+
+/** One embedding table of the file. */
+typedef struct peri_model_table {
+    const char *name;
+    const char *dtype; /* "f32", "f16", "bf16", "int8", "int4", "fp8" */
+    int64_t rows, columns, bytes;
+} peri_model_table;
+
+/** Describe @model. */
+PERI_API void peri_model_describe(const peri_model *model, peri_model_info *out);
+/** The inputs in the order that peri_model_predict takes them; @n: their number. Borrowed, lives as long as the model. */
+PERI_API const peri_model_input *peri_model_inputs(const peri_model *model, int64_t *n);
+/** The outputs, likewise. */
+PERI_API const peri_model_output *peri_model_outputs(const peri_model *model, int64_t *n);
+/** The tables, likewise. */
+PERI_API const peri_model_table *peri_model_tables(const peri_model *model, int64_t *n);
+
+/* -- answers --------------------------------------------------------------------------------------------------------------------------- */
+
+/** The values of one input for all samples of a batch. Everything is borrowed for the call. A missing input is all NULL. */
+typedef struct peri_model_values {
+    const float *dense;     /* DENSE: [batch][columns] */
+    const int64_t *ids;     /* IDS: the ids of all samples, one list after the other (NULL is fine where all lists are empty) */
+    const int64_t *offsets; /* IDS: [batch + 1], from 0: the list of sample b is ids[offsets[b] .. offsets[b + 1]) */
+    const float *weights;   /* IDS that are `weighted`: one for each id */
+} peri_model_values;
+
+/** Whether the model takes these values, of as many inputs and in the order that peri_model_inputs says: what peri_model_predict checks,
+ *  and computes nothing. After PERI_OK the same values, also between those of others in a larger batch, are not refused by predict. A
+ *  server so finds out which request is wrong before it joins them. PERI_EINVAL: missing or malformed; PERI_ERANGE: an id without a row, a
+ *  number that is not finite. The message names the input, the sample (from 0), and what is allowed. @skipped (or NULL): += ids without a
+ *  row that PERI_MODEL_ID_SKIP lets pass. No allocation, no lock. */
+PERI_API peri_status peri_model_check(const peri_model *model, int64_t batch, const peri_model_values *inputs, int64_t *skipped);
+
+/** The memory of one thread's calls. */
+typedef struct peri_model_context peri_model_context;
+
+/** A binding's handle. */
+typedef struct peri_model_context_ref {
+    peri_model_context *ptr;
+} peri_model_context_ref;
+
+/** Plan and allocate the memory of calls with up to @max_batch samples. Intermediate results whose lifetimes do not overlap share memory,
+ *  and samples are computed in blocks, so this grows no further from some hundred samples on. @max_ids: most ids of one sample's list, in
+ *  calls with this context; 0: 65536. Retains @model. A context is for one thread at a time. @out new. */
+PERI_API peri_status peri_model_context_new(peri_model *model, int64_t max_batch, int64_t max_ids, peri_model_context **out);
+/** Give it up; NULL is fine. */
+PERI_API void peri_model_context_release(peri_model_context *context);
+/** Bytes that it takes. */
+PERI_API int64_t peri_model_context_bytes(const peri_model_context *context);
+/** Answers for @batch samples (0..max_batch): @inputs and @outputs in the order of peri_model_inputs and peri_model_outputs. @outputs[i]:
+ *  [batch][columns] in the caller's memory, or NULL: not wanted. Checks the values first as peri_model_check does, and then writes
+ *  nothing if it refuses them. Computes in the calling thread, allocates nothing, and takes no lock. PERI_EIO: the file was cut while it
+ *  was mapped; outputs mean nothing then. */
+PERI_API peri_status peri_model_predict(peri_model_context *context, int64_t batch, const peri_model_values *inputs, float *const *outputs);
+
+/* -- writing --------------------------------------------------------------------------------------------------------------------------- */
+
+/** A model file that is being written: what exporters use. Sections come first, one after the other; then the header, a JSON text that
+ *  docs/model_file.md specifies and that the caller makes; then the file gets its name. For one thread at a time. */
+typedef struct peri_model_writer peri_model_writer;
+
+/** A binding's handle. */
+typedef struct peri_model_writer_ref {
+    peri_model_writer *ptr;
+} peri_model_writer_ref;
+
+/** Where a section lies. */
+typedef struct peri_model_writer_place {
+    int64_t offset, bytes;
+    uint64_t checksum; /* XXH3-64 of the bytes */
+} peri_model_writer_place;
+
+/** Begin a file that will be @path, beside it and under another name. Folders that are missing are made. @out new. */
+PERI_API peri_status peri_model_writer_new(const char *path, peri_model_writer **out);
+/** Begin the next section; *section: its number, from 0. */
+PERI_API peri_status peri_model_writer_begin(peri_model_writer *writer, int32_t *section);
+/** Append @bytes of @data to the section. */
+PERI_API peri_status peri_model_writer_put(peri_model_writer *writer, const void *data, int64_t bytes);
+/** Append the matrix @weight [columns][inner], as peri_op_linear takes it, in the panels that the operation `linear` reads. */
+PERI_API peri_status peri_model_writer_panels(peri_model_writer *writer, const float *weight, int64_t columns, int64_t inner);
+/** Where section @section lies; it is ended if it was the last. */
+PERI_API peri_status peri_model_writer_section(peri_model_writer *writer, int32_t section, peri_model_writer_place *out);
+/** Write the header, and what the file begins with, and wait until all of it is on disk. The file at peri_model_writer_path can be opened
+ *  from now on. */
+PERI_API peri_status peri_model_writer_finish(peri_model_writer *writer, const char *header, int64_t bytes);
+/** Where the file is until it is published. Borrowed. */
+PERI_API const char *peri_model_writer_path(const peri_model_writer *writer);
+/** Give the finished file its name, in the place of what was there. */
+PERI_API peri_status peri_model_writer_publish(peri_model_writer *writer);
+/** Give it up; what was not published is removed. NULL is fine. */
+PERI_API void peri_model_writer_release(peri_model_writer *writer);
+
+#endif

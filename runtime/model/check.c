@@ -1,0 +1,376 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * check.c: whether a header makes sense. Everything that the other files index, multiply or read through is checked here, once, so that
+ * they need not: a model that passes leads no call out of its memory, whoever wrote it. Only the contents of sections are not looked at;
+ * they are numbers, of which all are allowed.
+ */
+#include "../../kernels/kernels.h"
+#include "internal.h"
+
+/** Numbers of one sample in one array, and rows of a table. */
+#define MOST_COLUMNS ((int64_t)1 << 26)
+#define MOST_ROWS ((int64_t)1 << 48)
+enum {
+    MOST_DIMS = PERI_MAX_DIMS - 1, /* of one sample: kernels have one more for samples */
+    MOST_NAMED = 1 << 14           /* inputs, and outputs */
+};
+
+/** What is being checked, for messages. */
+typedef struct checker {
+    peri_model *m;
+    const char *what;
+    const char *kind; /* "operation" */
+    int64_t n;        /* its number */
+} checker;
+
+static peri_status bad(const checker *c, const char *wrong)
+{
+    return peri__fail(PERI_EFORMAT, "%s: %s %lld: %s", c->what, c->kind, (long long)c->n, wrong);
+}
+
+#define WANT(condition, wrong)                                                                                                             \
+    do {                                                                                                                                   \
+        if (!(condition)) return bad(c, wrong);                                                                                            \
+    } while (0)
+
+/** The product of @n sizes of 1 and more, all of them; -1: one is not, or it exceeds MOST_COLUMNS. */
+static int64_t product_of(const int64_t *sizes, int32_t n)
+{
+    int64_t product = 1;
+    for (int32_t i = 0; i < n; i++) {
+        if (sizes[i] < 1 || sizes[i] > MOST_COLUMNS || product > MOST_COLUMNS / sizes[i]) return -1;
+        product *= sizes[i];
+    }
+    return product;
+}
+
+/* -- sections, tables, inputs ---------------------------------------------------------------------------------------------------------- */
+
+static peri_status check_section(const checker *c, const peri__model_section *s)
+{
+    WANT(s->offset >= (int64_t)sizeof(peri__model_preamble) && s->offset % PERI__MODEL_ALIGN == 0,
+         "its offset is no multiple of 64 behind the preamble");
+    WANT(s->bytes >= 0 && s->offset <= c->m->file.bytes && s->bytes <= c->m->file.bytes - s->offset, "it ends behind the end of the file");
+    return PERI_OK;
+}
+
+int32_t peri__model_format(const char *dtype, int64_t columns, int64_t *stride, int64_t *row_bytes)
+{
+    static const struct {
+        const char *name;
+        int32_t format, element, more, codes; /* bytes of an element (0: of a byte, `codes`), and of scale and bias */
+    } formats[] = {{"f32", PERI_F32, 4, 0, 0},        {"f16", PERI_F16, 2, 0, 0},       {"bf16", PERI_BF16, 2, 0, 0},
+                   {"int8", PERI_ROWS_INT8, 0, 8, 1}, {"int4", PERI_ROWS_INT4, 0, 4, 2}, {"fp8", PERI_ROWS_FP8, 0, 0, 1}};
+    for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
+        if (strcmp(dtype, formats[i].name) != 0) continue;
+        *row_bytes = formats[i].element ? columns * formats[i].element : peri__ceil_div(columns, formats[i].codes) + formats[i].more;
+        *stride = formats[i].element ? columns : *row_bytes;
+        return formats[i].format;
+    }
+    return -1;
+}
+
+static peri_status check_table(const checker *c, peri_model_table *t, peri__model_rows *r)
+{
+    const peri_model *m = c->m;
+    WANT(t->name && t->dtype, "it has no name, or no dtype");
+    WANT(t->columns >= 1 && t->columns <= MOST_COLUMNS && t->rows >= 0 && t->rows <= MOST_ROWS, "its sizes are not allowed");
+    r->format = peri__model_format(t->dtype, t->columns, &r->stride, &r->row_bytes);
+    if (r->format < 0)
+        return peri__fail(PERI_EUNSUPPORTED, "%s: table '%s': dtype '%s', allowed: f32, f16, bf16, int8, int4, fp8", c->what, t->name,
+                          t->dtype);
+    WANT(r->section >= 0 && r->section < m->n_sections, "its section does not exist");
+    WANT(t->rows <= INT64_MAX / r->row_bytes && m->sections[r->section].bytes == t->rows * r->row_bytes,
+         "its section is not as long as its rows");
+    t->bytes = m->sections[r->section].bytes;
+    return PERI_OK;
+}
+
+static peri_status check_input(const checker *c, const peri_model_input *i)
+{
+    WANT(i->name && *i->name, "it has no name");
+    for (const peri_model_input *other = c->m->inputs; other < i; other++)
+        WANT(strcmp(other->name, i->name) != 0, "its name is another's, too");
+    if (i->kind == PERI_MODEL_DENSE) {
+        WANT(i->columns >= 1 && i->columns <= MOST_COLUMNS, "its columns are not allowed");
+        WANT(i->rows == 0 && !i->weighted, "rows and weights are of ids");
+    } else {
+        WANT(i->columns == 0 && i->rows >= 0 && i->rows <= MOST_ROWS, "its rows are not allowed");
+    }
+    return PERI_OK;
+}
+
+static peri_status check_value(const checker *c, const peri__model_value *v)
+{
+    const peri_model *m = c->m;
+    WANT(v->columns >= 1 && v->columns <= MOST_COLUMNS, "its columns are not allowed");
+    WANT(v->input < 0 || v->section < 0, "it is an input and a section");
+    if (v->input >= 0) {
+        WANT(v->input < m->n_inputs && m->inputs[v->input].kind == PERI_MODEL_DENSE, "its input does not exist, or is not dense");
+        WANT(m->inputs[v->input].columns == v->columns, "it has other columns than its input");
+    }
+    if (v->section >= 0)
+        WANT(v->section < m->n_sections && m->sections[v->section].bytes == v->columns * 4,
+             "its section does not exist, or is not as long");
+    return PERI_OK;
+}
+
+/* -- operations ------------------------------------------------------------------------------------------------------------------------ */
+
+static const peri__model_value *input_of(const checker *c, const peri__model_operation *o, int32_t i) { return &c->m->values[o->in[i]]; }
+static int64_t columns_of(const checker *c, const peri__model_operation *o, int32_t i) { return input_of(c, o, i)->columns; }
+static bool is_constant(const checker *c, const peri__model_operation *o, int32_t i) { return input_of(c, o, i)->section >= 0; }
+
+/** The code of the operation's function in a list of names. */
+static bool function_in(peri__model_operation *o, const char *const *names, int32_t n)
+{
+    for (o->code = 0; o->code < n; o->code++)
+        if (!strcmp(o->function, names[o->code])) return true;
+    return false;
+}
+
+/** A view of @columns numbers: whether shape and strides stay inside. */
+static bool inside(const int64_t *shape, const int64_t *stride, int32_t ndim, int64_t offset, int64_t columns)
+{
+    if (offset < 0 || offset >= columns) return false;
+    for (int32_t d = 0; d < ndim; d++) {
+        if (stride[d] < 0 || stride[d] > MOST_COLUMNS) return false;
+        offset += (shape[d] - 1) * stride[d];
+        if (offset >= columns) return false;
+    }
+    return true;
+}
+
+static peri_status check_lookup(const checker *c, const peri__model_operation *o, int64_t out)
+{
+    const peri_model *m = c->m;
+    int64_t columns = 0;
+    WANT(o->n_bags > 0, "it has no bags");
+    for (int32_t b = 0; b < o->n_bags; b++) {
+        const peri__model_bag *bag = &o->bags[b];
+        WANT(bag->input >= 0 && bag->input < m->n_inputs && m->inputs[bag->input].kind == PERI_MODEL_IDS, "a bag's input is not of ids");
+        WANT(bag->table >= 0 && bag->table < m->n_tables, "a bag's table does not exist");
+        WANT(m->inputs[bag->input].rows <= m->tables[bag->table].rows, "a bag's input allows more rows than its table has");
+        columns += m->tables[bag->table].columns;
+        WANT(columns <= out, "its rows are wider than its result");
+    }
+    WANT(columns == out, "its rows are not as wide as its result");
+    return PERI_OK;
+}
+
+static peri_status check_linear(const checker *c, peri__model_operation *o, int64_t out)
+{
+    static const char *const names[] = {"identity", "relu", "sigmoid", "tanh"};
+    WANT(function_in(o, names, 4), "its function is unknown, allowed: identity, relu, sigmoid, tanh");
+    WANT(o->n_sizes == 2 && product_of(o->sizes, 2) > 0, "it wants the sizes inner and columns");
+    const int64_t inner = o->sizes[0], cols = o->sizes[1], x = columns_of(c, o, 0);
+    WANT(x % inner == 0 && out % cols == 0 && x / inner == out / cols, "its sizes are not those of its values");
+    WANT(o->weight >= 0 && o->weight < c->m->n_sections, "its weight does not exist");
+    WANT(c->m->sections[o->weight].bytes == peri_panel_size(cols, inner) * 4, "its weight is not as long as its sizes say");
+    if (o->n_in > 1) WANT(is_constant(c, o, 1) && columns_of(c, o, 1) == cols, "its bias is no constant of its columns");
+    return PERI_OK;
+}
+
+static peri_status check_unary(const checker *c, peri__model_operation *o, int64_t out)
+{
+    static const char *const names[PERI_UNARY_COUNT] = {"identity", "relu", "sigmoid", "tanh", "exp", "sqrt", "silu", "gelu", "softplus",
+                                                        "logsigmoid", "leaky_relu", "log", "abs", "square", "pow", "affine", "reciprocal"};
+    WANT(function_in(o, names, PERI_UNARY_COUNT), "its function is unknown");
+    WANT(columns_of(c, o, 0) == out, "its values have different columns");
+    return PERI_OK;
+}
+
+static peri_status check_binary(const checker *c, peri__model_operation *o, int64_t out)
+{
+    static const char *const names[PERI_BINARY_COUNT] = {"add", "sub", "mul", "div"};
+    WANT(function_in(o, names, PERI_BINARY_COUNT), "its function is unknown, allowed: add, sub, mul, div");
+    WANT(o->n_sizes >= 1 && o->sizes[0] >= 1 && o->sizes[0] <= MOST_DIMS && o->n_sizes == 1 + 3 * o->sizes[0],
+         "it wants the sizes dimensions, shape, and the strides of both");
+    const int32_t ndim = (int32_t)o->sizes[0];
+    const int64_t *shape = o->sizes + 1, *x = shape + ndim, *y = x + ndim;
+    WANT(product_of(shape, ndim) == out, "its shape is not that of its result");
+    WANT(inside(shape, x, ndim, 0, columns_of(c, o, 0)) && inside(shape, y, ndim, 0, columns_of(c, o, 1)),
+         "its strides lead out of its values");
+    return PERI_OK;
+}
+
+static peri_status check_copy(const checker *c, const peri__model_operation *o, int64_t out)
+{
+    WANT(o->n_sizes >= 2 && o->sizes[0] >= 1 && o->sizes[0] <= MOST_DIMS && o->n_sizes == 2 + 2 * o->sizes[0],
+         "it wants the sizes dimensions, offset, shape, strides");
+    const int32_t ndim = (int32_t)o->sizes[0];
+    WANT(product_of(o->sizes + 2, ndim) == out, "its shape is not that of its result");
+    WANT(inside(o->sizes + 2, o->sizes + 2 + ndim, ndim, o->sizes[1], columns_of(c, o, 0)), "its strides lead out of its value");
+    return PERI_OK;
+}
+
+static peri_status check_cat(const checker *c, const peri__model_operation *o, int64_t out)
+{
+    int64_t n = 0;
+    WANT(o->n_sizes == 2 + o->n_in && product_of(o->sizes, 2) > 0, "it wants the sizes outer, inner, and one for each value");
+    for (int32_t i = 0; i < o->n_in; i++) {
+        const int64_t shape[] = {o->sizes[0], o->sizes[2 + i], o->sizes[1]};
+        WANT(product_of(shape, 3) == columns_of(c, o, i), "its sizes are not those of its values");
+        n += o->sizes[2 + i];
+        WANT(n <= MOST_COLUMNS, "its result is too wide");
+    }
+    const int64_t shape[] = {o->sizes[0], n, o->sizes[1]};
+    WANT(product_of(shape, 3) == out, "its sizes are not those of its result");
+    return PERI_OK;
+}
+
+static peri_status check_around(const checker *c, peri__model_operation *o, int64_t out)
+{
+    static const char *const names[] = {"softmax", "log_softmax"};
+    const bool sum = o->kind == PERI__MODEL_sum;
+    WANT(o->n_sizes == (sum ? 4 : 3) && product_of(o->sizes, 3) == columns_of(c, o, 0), "its sizes are not those of its value");
+    if (sum) {
+        WANT(o->sizes[3] >= 1, "its blocks are empty");
+        const int64_t shape[] = {o->sizes[0], peri__ceil_div(o->sizes[1], peri__min(o->sizes[3], o->sizes[1])), o->sizes[2]};
+        WANT(product_of(shape, 3) == out, "its sizes are not those of its result");
+    } else {
+        WANT(function_in(o, names, 2), "its function is unknown, allowed: softmax, log_softmax");
+        WANT(columns_of(c, o, 0) == out, "its values have different columns");
+    }
+    return PERI_OK;
+}
+
+static peri_status check_interaction(const checker *c, const peri__model_operation *o, int64_t out)
+{
+    WANT(o->n_sizes == 2 && product_of(o->sizes, 2) > 0 && o->sizes[0] <= 1 << 13, "it wants the sizes features (up to 8,192) and columns");
+    const int64_t features = o->sizes[0], dim = o->sizes[1];
+    WANT(columns_of(c, o, 0) == dim && columns_of(c, o, 1) == features * dim, "its sizes are not those of its values");
+    WANT(out == dim + features * (features + 1) / 2, "its sizes are not those of its result");
+    return PERI_OK;
+}
+
+static peri_status check_layer_norm(const checker *c, const peri__model_operation *o, int64_t out)
+{
+    WANT(o->n_sizes == 2 && product_of(o->sizes, 2) == out && columns_of(c, o, 0) == out, "its sizes are not those of its values");
+    for (int32_t i = 1; i < o->n_in; i++)
+        WANT(is_constant(c, o, i) && columns_of(c, o, i) == o->sizes[1], "weight and bias are no constants of its columns");
+    return PERI_OK;
+}
+
+static peri_status check_cross(const checker *c, const peri__model_operation *o, int64_t out)
+{
+    WANT(o->n_sizes == 1 && o->sizes[0] >= 1 && out % o->sizes[0] == 0, "its columns are not those of its values");
+    for (int32_t i = 0; i < 3; i++) WANT(columns_of(c, o, i) == out, "its values have different columns");
+    if (o->n_in > 3) WANT(is_constant(c, o, 3) && columns_of(c, o, 3) == o->sizes[0], "its bias is no constant of its columns");
+    return PERI_OK;
+}
+
+static peri_status check_matmul(const checker *c, const peri__model_operation *o, int64_t out)
+{
+    WANT(o->n_sizes == 10 && product_of(o->sizes, 3) == out && o->sizes[3] >= 1 && o->sizes[3] <= MOST_COLUMNS,
+         "it wants the sizes batch, rows, columns, inner, and strides");
+    const int64_t *s = o->sizes, x[] = {s[0], s[1], s[3]}, y[] = {s[0], s[3], s[2]};
+    const int64_t factors[] = {s[3], s[1]}, panels[] = {s[3], s[2] + PERI_PANEL};
+    WANT(product_of(factors, 2) > 0 && product_of(panels, 2) > 0, "its sizes are too large");
+    WANT(inside(x, s + 4, 3, 0, columns_of(c, o, 0)) && inside(y, s + 7, 3, 0, columns_of(c, o, 1)), "its strides lead out of its values");
+    return PERI_OK;
+}
+
+static peri_status check_sizes(const checker *c, peri__model_operation *o, int64_t out)
+{
+    switch (o->kind) {
+    case PERI__MODEL_lookup: return check_lookup(c, o, out);
+    case PERI__MODEL_linear: return check_linear(c, o, out);
+    case PERI__MODEL_unary: return check_unary(c, o, out);
+    case PERI__MODEL_binary: return check_binary(c, o, out);
+    case PERI__MODEL_muladd:
+        for (int32_t i = 0; i < 3; i++) WANT(columns_of(c, o, i) == out, "its values have different columns");
+        return PERI_OK;
+    case PERI__MODEL_cross: return check_cross(c, o, out);
+    case PERI__MODEL_interaction: return check_interaction(c, o, out);
+    case PERI__MODEL_copy: return check_copy(c, o, out);
+    case PERI__MODEL_cat: return check_cat(c, o, out);
+    case PERI__MODEL_sum:
+    case PERI__MODEL_softmax: return check_around(c, o, out);
+    case PERI__MODEL_layer_norm: return check_layer_norm(c, o, out);
+    case PERI__MODEL_matmul: return check_matmul(c, o, out);
+    default: return bad(c, "it has no kind");
+    }
+}
+
+/** Values that an operation reads for each sample, and that may not be constants. */
+static bool wants_samples(const peri__model_operation *o, int32_t i)
+{
+    switch (o->kind) {
+    case PERI__MODEL_binary:
+    case PERI__MODEL_copy:
+    case PERI__MODEL_cat:
+    case PERI__MODEL_matmul: return false;
+    case PERI__MODEL_linear:
+    case PERI__MODEL_layer_norm: return i == 0;
+    case PERI__MODEL_cross: return i < 3;
+    default: return true;
+    }
+}
+
+static peri_status check_operation(const checker *c, peri__model_operation *o)
+{
+    static const struct {
+        int32_t least, most;
+    } arity[] = {
+#define X(name, least, most) {least, most},
+        PERI__MODEL_OPERATIONS(X)
+#undef X
+    };
+    peri_model *m = c->m;
+    WANT(o->kind >= 0, "it has no kind");
+    WANT(o->n_in >= arity[o->kind].least && o->n_in <= arity[o->kind].most, "it reads too few values, or too many");
+    for (int32_t i = 0; i < o->n_in; i++) {
+        WANT(o->in[i] >= 0 && o->in[i] < m->n_values, "a value that it reads does not exist");
+        peri__model_value *v = &m->values[o->in[i]];
+        WANT(v->input >= 0 || v->section >= 0 || v->made_by >= 0, "a value that it reads has not been made before");
+        WANT(v->section < 0 || !wants_samples(o, i), "a value that it reads is a constant");
+        v->last = (int32_t)c->n;
+    }
+    WANT(o->out >= 0 && o->out < m->n_values, "its result does not exist");
+    peri__model_value *out = &m->values[o->out];
+    WANT(out->input < 0 && out->section < 0 && out->made_by < 0, "its result is an input, a constant, or another operation's");
+    PERI_TRY(check_sizes(c, o, out->columns));
+    out->made_by = (int32_t)c->n;
+    return PERI_OK;
+}
+
+static peri_status check_output(const checker *c, peri_model_output *o, int32_t value)
+{
+    peri_model *m = c->m;
+    WANT(o->name && *o->name, "it has no name");
+    for (const peri_model_output *other = m->outputs; other < o; other++)
+        WANT(strcmp(other->name, o->name) != 0, "its name is another's, too");
+    WANT(value >= 0 && value < m->n_values && m->values[value].made_by >= 0, "its value does not exist, or is no operation's result");
+    o->columns = m->values[value].columns;
+    m->values[value].last = m->n_operations;
+    return PERI_OK;
+}
+
+/** Texts are never NULL from here on. */
+static peri_status check_texts(peri_model *m)
+{
+    if (!m->name) m->name = peri__strdup("");
+    if (!m->producer) m->producer = peri__strdup("");
+    return m->name && m->producer ? PERI_OK : PERI_ENOMEM;
+}
+
+peri_status peri__model_check(peri_model *m, const char *what)
+{
+    checker c = {.m = m, .what = what};
+#define EACH(word, count, call)                                                                                                            \
+    for (c.kind = word, c.n = 0; c.n < count; c.n++) PERI_TRY(call)
+    PERI_TRY(check_texts(m));
+    if (m->n_outputs == 0) return peri__fail(PERI_EFORMAT, "%s: it has no outputs", what);
+    if (m->n_inputs > MOST_NAMED || m->n_outputs > MOST_NAMED)
+        return peri__fail(PERI_EFORMAT, "%s: %d inputs and %d outputs, allowed: up to %d of each", what, m->n_inputs, m->n_outputs,
+                          MOST_NAMED);
+    EACH("section", m->n_sections, check_section(&c, &m->sections[c.n]));
+    EACH("table", m->n_tables, check_table(&c, &m->tables[c.n], &m->rows[c.n]));
+    EACH("input", m->n_inputs, check_input(&c, &m->inputs[c.n]));
+    EACH("value", m->n_values, check_value(&c, &m->values[c.n]));
+    EACH("operation", m->n_operations, check_operation(&c, &m->operations[c.n]));
+    EACH("output", m->n_outputs, check_output(&c, &m->outputs[c.n], m->output_values[c.n]));
+    for (int32_t t = 0; t < m->n_tables; t++) m->table_bytes += m->tables[t].bytes;
+    return PERI_OK;
+}

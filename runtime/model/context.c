@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * context.c: the memory of one thread's calls, in one piece, planned before the first:
+ *
+ *     results of operations | scratch | zeros for missing lists | numbers for missing dense inputs
+ *
+ * A result lives from the operation that makes it to the last one that reads it. It takes the lowest place at which nothing else lives
+ * meanwhile.
+ */
+#include "../../kernels/kernels.h"
+#include "internal.h"
+
+#include <stdlib.h>
+
+/** A result that lives. */
+typedef struct living {
+    int64_t begin, end; /* bytes */
+    int32_t last;       /* the last operation that reads it */
+} living;
+
+static int64_t aligned(int64_t bytes) { return peri__ceil_div(bytes, PERI__MODEL_ALIGN) * PERI__MODEL_ALIGN; }
+
+/** Put @bytes into the lowest gap among @live[n], which are in the order of their places; returns where it goes in that order. */
+static int32_t place(const living *live, int32_t n, int64_t bytes, int64_t *begin)
+{
+    *begin = 0;
+    int32_t i = 0;
+    for (; i < n && live[i].begin - *begin < bytes; i++) *begin = live[i].end;
+    return i;
+}
+
+/** Where each result lies (@at, from the start of the memory; -1: it is none), and how many bytes all of them take. */
+static peri_status plan(const peri_model *m, int64_t block, int64_t *at, int64_t *bytes)
+{
+    living *live = peri__alloc(sizeof *live * (size_t)(m->n_operations + 1));
+    int32_t n = 0;
+    if (!live) return PERI_ENOMEM;
+    *bytes = 0;
+    for (int32_t v = 0; v < m->n_values; v++) at[v] = -1;
+    for (int32_t i = 0; i < m->n_operations; i++) {
+        int32_t kept = 0;
+        for (int32_t k = 0; k < n; k++) /* what nobody reads any more goes */
+            if (live[k].last >= i) live[kept++] = live[k];
+        n = kept;
+        const peri__model_value *v = &m->values[m->operations[i].out];
+        living new = {.last = (int32_t)peri__max(v->last, i)};
+        const int64_t size = aligned(v->columns * block * 4);
+        const int32_t where = place(live, n, size, &new.begin);
+        new.end = new.begin + size;
+        memmove(live + where + 1, live + where, sizeof *live * (size_t)(n - where));
+        live[where] = new;
+        n++;
+        at[m->operations[i].out] = new.begin;
+        *bytes = peri__max(*bytes, new.end);
+    }
+    peri__free(live);
+    return PERI_OK;
+}
+
+/** f32 numbers that the hungriest operation needs beside its values. */
+static int64_t scratch_of(const peri_model *m, int64_t block)
+{
+    int64_t most = 0;
+    for (int32_t i = 0; i < m->n_operations; i++) {
+        const peri__model_operation *o = &m->operations[i];
+        int64_t n = 0;
+        if (o->kind == PERI__MODEL_layer_norm) n = 2 * o->sizes[0] * block;
+        if (o->kind == PERI__MODEL_matmul) n = peri_panel_size(o->sizes[2], o->sizes[3]) + o->sizes[1] * o->sizes[3];
+        most = peri__max(most, n);
+    }
+    return most;
+}
+
+static peri_status allocate(peri_model_context *c)
+{
+    const peri_model *m = c->model;
+    int64_t *at = peri__alloc(sizeof *at * (size_t)(m->n_values + 1)), results;
+    if (!at) return PERI_ENOMEM;
+    peri_status status = plan(m, c->block, at, &results);
+    const int64_t scratch = aligned(scratch_of(m, c->block) * 4), zeros = aligned((c->block + 1) * 8);
+    int64_t bytes = results + scratch + zeros;
+    for (int32_t v = 0; v < m->n_values; v++) {
+        const peri__model_value *value = &m->values[v];
+        if (value->input < 0 || !m->inputs[value->input].optional) continue;
+        at[v] = bytes;
+        bytes += aligned(value->columns * c->block * 4);
+    }
+    if (status >= 0) {
+        c->memory = aligned_alloc(PERI__MODEL_ALIGN, (size_t)bytes);
+        if (!c->memory) status = peri__fail(PERI_ENOMEM, "peri_model_context_new: no memory for %lld bytes", (long long)bytes);
+    }
+    if (status >= 0) {
+        peri__mem_count(bytes);
+        c->bytes = bytes;
+        c->scratch = (float *)(c->memory + results);
+        c->offsets = (int64_t *)(c->memory + results + scratch);
+        memset(c->offsets, 0, (size_t)zeros);
+        for (int32_t v = 0; v < m->n_values; v++) c->values[v] = at[v] < 0 ? NULL : (float *)(c->memory + at[v]);
+    }
+    peri__free(at);
+    return status;
+}
+
+/** What does not change from call to call: constants, and the numbers of missing inputs. */
+static void fill(peri_model_context *c)
+{
+    const peri_model *m = c->model;
+    for (int32_t i = 0; i < m->n_values; i++) {
+        const peri__model_value *v = &m->values[i];
+        c->at[i] = v->section >= 0 ? peri__model_data(m, v->section) : c->values[i];
+        for (int64_t k = 0; v->input >= 0 && c->values[i] && k < v->columns * c->block; k++) c->values[i][k] = m->inputs[v->input].missing;
+    }
+}
+
+peri_status peri_model_context_new(peri_model *model, int64_t max_batch, int64_t max_ids, peri_model_context **out)
+{
+    PERI_NEED(model);
+    PERI_NEED(out);
+    if (max_batch < 1 || max_batch > INT32_MAX)
+        return peri__fail(PERI_EINVAL, "peri_model_context_new: batches of up to %lld samples, allowed: 1..%d", (long long)max_batch,
+                          INT32_MAX);
+    if (max_ids < 0)
+        return peri__fail(PERI_EINVAL, "peri_model_context_new: lists of up to %lld ids, allowed: 1 and more, or 0 for %d",
+                          (long long)max_ids, PERI__MODEL_IDS_MOST);
+    peri_model_context *c = peri__alloc_zero(sizeof *c);
+    if (!c) return PERI_ENOMEM;
+    peri__object_count(1);
+    peri_model_retain(c->model = model);
+    c->max_batch = max_batch;
+    c->max_ids = max_ids ? max_ids : PERI__MODEL_IDS_MOST;
+    c->block = peri__min(max_batch, PERI__MODEL_BLOCK);
+    c->values = peri__alloc_zero(sizeof *c->values * (size_t)(model->n_values + 1));
+    c->at = peri__alloc_zero(sizeof *c->at * (size_t)(model->n_values + 1));
+    peri_status status = c->values && c->at ? allocate(c) : PERI_ENOMEM;
+    if (status < 0) {
+        peri_model_context_release(c);
+        return status;
+    }
+    fill(c);
+    *out = c;
+    return PERI_OK;
+}
+
+void peri_model_context_release(peri_model_context *context)
+{
+    if (!context) return;
+    if (context->memory) peri__mem_count(-context->bytes);
+    free(context->memory);
+    peri__free(context->values);
+    peri__free(context->at);
+    peri_model_release(context->model);
+    peri__free(context);
+    peri__object_count(-1);
+}
+
+int64_t peri_model_context_bytes(const peri_model_context *context) { return context ? context->bytes : 0; }

@@ -1,0 +1,270 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * header.c: reads the header of a model file. Keys that are not known are stepped over; what is missing keeps the value that it has here.
+ */
+#include "../checkpoint/json.h"
+#include "internal.h"
+
+/** Entries of one list: a stranger's file shall not take all memory. */
+enum { MOST_ENTRIES = 1 << 20 };
+
+/** Make room for entry @n of a list of @size bytes each; the entry is zeroed. False after an error. */
+static bool grow(peri__json *j, void *list, int32_t n, size_t size)
+{
+    void **p = list;
+    if (n >= MOST_ENTRIES) return peri__json_fail(j, "a list of more than 1,048,576 entries");
+    if ((n & (n - 1)) == 0) { /* 0, 1, 2, 4, ...: room for twice as many */
+        void *more = peri__realloc(*p, size * (size_t)(n ? 2 * n : 1));
+        if (!more) {
+            j->status = PERI_ENOMEM;
+            return false;
+        }
+        *p = more;
+    }
+    memset((char *)*p + size * (size_t)n, 0, size);
+    return true;
+}
+
+static int32_t number32(peri__json *j)
+{
+    int64_t x = peri__json_integer(j);
+    if (x < INT32_MIN || x > INT32_MAX) peri__json_fail(j, "a number beyond 32 bits");
+    return (int32_t)x;
+}
+
+static char *text_of(peri__json *j)
+{
+    char text[PERI__MODEL_TEXT];
+    if (!peri__json_text(j, text, sizeof text)) return NULL;
+    char *copy = peri__strdup(text);
+    if (!copy) j->status = PERI_ENOMEM;
+    return copy;
+}
+
+/** Replace a text that was there; a key may come twice in a stranger's file. */
+static void set_text(peri__json *j, char **to)
+{
+    peri__free(*to);
+    *to = text_of(j);
+}
+
+/** 64 bits as 16 hexadecimal digits. */
+static uint64_t hex(peri__json *j)
+{
+    char text[32];
+    uint64_t x = 0;
+    if (!peri__json_text(j, text, sizeof text)) return 0;
+    if (strlen(text) != 16) peri__json_fail(j, "16 hexadecimal digits are wanted");
+    for (const char *c = text; *c && j->status >= 0; c++) {
+        int digit = *c >= '0' && *c <= '9' ? *c - '0' : *c >= 'a' && *c <= 'f' ? *c - 'a' + 10 : -1;
+        if (digit < 0) peri__json_fail(j, "16 hexadecimal digits are wanted");
+        x = x << 4 | (uint64_t)(digit & 15);
+    }
+    return x;
+}
+
+static double hex_number(peri__json *j)
+{
+    uint64_t bits = hex(j);
+    double x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/** true or false, as 1 or 0. */
+static bool flag(peri__json *j)
+{
+    int64_t x = peri__json_integer(j);
+    if (x != 0 && x != 1) peri__json_fail(j, "0 or 1 is wanted");
+    return x == 1;
+}
+
+#define KEY(text) (!strcmp(key, text))
+
+static void read_section(peri__json *j, peri_model *m)
+{
+    char key[32];
+    if (!grow(j, &m->sections, m->n_sections, sizeof *m->sections)) return;
+    peri__model_section *s = &m->sections[m->n_sections++];
+    peri__json_enter(j, '{');
+    while (peri__json_key(j, key, sizeof key)) {
+        if (KEY("offset")) s->offset = peri__json_integer(j);
+        else if (KEY("bytes")) s->bytes = peri__json_integer(j);
+        else if (KEY("checksum")) s->checksum = hex(j);
+        else peri__json_skip(j, NULL, NULL);
+    }
+}
+
+static void read_table(peri__json *j, peri_model *m)
+{
+    char key[32];
+    if (!grow(j, &m->rows, m->n_tables, sizeof *m->rows)) return;
+    if (!grow(j, &m->tables, m->n_tables, sizeof *m->tables)) return;
+    peri_model_table *t = &m->tables[m->n_tables];
+    peri__model_rows *r = &m->rows[m->n_tables++];
+    r->section = -1;
+    peri__json_enter(j, '{');
+    while (peri__json_key(j, key, sizeof key)) {
+        if (KEY("name")) set_text(j, (char **)(uintptr_t)&t->name);
+        else if (KEY("dtype")) set_text(j, (char **)(uintptr_t)&t->dtype);
+        else if (KEY("rows")) t->rows = peri__json_integer(j);
+        else if (KEY("columns")) t->columns = peri__json_integer(j);
+        else if (KEY("section")) r->section = number32(j);
+        else peri__json_skip(j, NULL, NULL);
+    }
+}
+
+/** One of two words, as 0 or 1. */
+static int32_t either(peri__json *j, const char *zero, const char *one, const char *wrong)
+{
+    char text[16];
+    if (!peri__json_text(j, text, sizeof text)) return 0;
+    if (strcmp(text, zero) != 0 && strcmp(text, one) != 0) peri__json_fail(j, wrong);
+    return !strcmp(text, one);
+}
+
+static void read_input(peri__json *j, peri_model *m)
+{
+    char key[32];
+    if (!grow(j, &m->inputs, m->n_inputs, sizeof *m->inputs)) return;
+    peri_model_input *i = &m->inputs[m->n_inputs++];
+    peri__json_enter(j, '{');
+    while (peri__json_key(j, key, sizeof key)) {
+        if (KEY("name")) set_text(j, (char **)(uintptr_t)&i->name);
+        else if (KEY("kind")) i->kind = either(j, "dense", "ids", "the kind of an input is 'dense' or 'ids'");
+        else if (KEY("columns")) i->columns = peri__json_integer(j);
+        else if (KEY("rows")) i->rows = peri__json_integer(j);
+        else if (KEY("unknown")) i->unknown = either(j, "refuse", "skip", "what becomes of unknown ids is 'refuse' or 'skip'");
+        else if (KEY("weighted")) i->weighted = flag(j);
+        else if (KEY("optional")) i->optional = flag(j);
+        else if (KEY("finite")) i->finite = flag(j);
+        else if (KEY("missing")) i->missing = (float)hex_number(j);
+        else peri__json_skip(j, NULL, NULL);
+    }
+}
+
+static void read_value(peri__json *j, peri_model *m)
+{
+    char key[32];
+    if (!grow(j, &m->values, m->n_values, sizeof *m->values)) return;
+    peri__model_value *v = &m->values[m->n_values++];
+    v->input = v->section = v->made_by = v->last = -1;
+    peri__json_enter(j, '{');
+    while (peri__json_key(j, key, sizeof key)) {
+        if (KEY("columns")) v->columns = peri__json_integer(j);
+        else if (KEY("input")) v->input = number32(j);
+        else if (KEY("section")) v->section = number32(j);
+        else peri__json_skip(j, NULL, NULL);
+    }
+}
+
+static void read_bag(peri__json *j, peri__model_operation *o)
+{
+    char key[32];
+    if (!grow(j, &o->bags, o->n_bags, sizeof *o->bags)) return;
+    peri__model_bag *b = &o->bags[o->n_bags++];
+    b->input = b->table = -1;
+    peri__json_enter(j, '{');
+    while (peri__json_key(j, key, sizeof key)) {
+        if (KEY("input")) b->input = number32(j);
+        else if (KEY("table")) b->table = number32(j);
+        else if (KEY("pooling")) b->pooling = either(j, "sum", "mean", "pooling is 'sum' or 'mean'");
+        else peri__json_skip(j, NULL, NULL);
+    }
+}
+
+const char *const peri__model_operation_names[PERI__MODEL_OPERATION_COUNT] = {
+#define X(name, least, most) #name,
+    PERI__MODEL_OPERATIONS(X)
+#undef X
+};
+
+static int32_t kind_of(peri__json *j)
+{
+    char text[32];
+    if (!peri__json_text(j, text, sizeof text)) return -1;
+    for (int32_t k = 0; k < PERI__MODEL_OPERATION_COUNT; k++)
+        if (!strcmp(text, peri__model_operation_names[k])) return k;
+    if (j->status >= 0)
+        j->status = peri__fail(PERI_EUNSUPPORTED, "%s: it has an operation '%s', which this version of Perilune does not know", j->what,
+                               text);
+    return -1;
+}
+
+static void read_operation(peri__json *j, peri_model *m)
+{
+    char key[32];
+    if (!grow(j, &m->operations, m->n_operations, sizeof *m->operations)) return;
+    peri__model_operation *o = &m->operations[m->n_operations++];
+    o->kind = o->out = o->weight = -1;
+    peri__json_enter(j, '{');
+    while (peri__json_key(j, key, sizeof key)) {
+        if (KEY("op")) {
+            o->kind = kind_of(j);
+        } else if (KEY("out")) {
+            o->out = number32(j);
+        } else if (KEY("weight")) {
+            o->weight = number32(j);
+        } else if (KEY("function")) {
+            peri__json_text(j, o->function, sizeof o->function);
+        } else if (KEY("in")) {
+            for (peri__json_enter(j, '['); peri__json_item(j) && grow(j, &o->in, o->n_in, sizeof *o->in);) o->in[o->n_in++] = number32(j);
+        } else if (KEY("sizes")) {
+            for (peri__json_enter(j, '['); peri__json_item(j) && grow(j, &o->sizes, o->n_sizes, sizeof *o->sizes);)
+                o->sizes[o->n_sizes++] = peri__json_integer(j);
+        } else if (KEY("numbers")) {
+            for (peri__json_enter(j, '['); peri__json_item(j);) {
+                double x = hex_number(j);
+                if (o->n_numbers < PERI__MODEL_NUMBERS) o->numbers[o->n_numbers++] = x;
+                else peri__json_fail(j, "too many numbers");
+            }
+        } else if (KEY("bags")) {
+            for (peri__json_enter(j, '['); peri__json_item(j);) read_bag(j, o);
+        } else {
+            peri__json_skip(j, NULL, NULL);
+        }
+    }
+}
+
+static void read_output(peri__json *j, peri_model *m)
+{
+    char key[32];
+    if (!grow(j, &m->output_values, m->n_outputs, sizeof *m->output_values)) return;
+    if (!grow(j, &m->outputs, m->n_outputs, sizeof *m->outputs)) return;
+    const int32_t n = m->n_outputs++;
+    m->output_values[n] = -1;
+    peri__json_enter(j, '{');
+    while (peri__json_key(j, key, sizeof key)) {
+        if (KEY("name")) set_text(j, (char **)(uintptr_t)&m->outputs[n].name);
+        else if (KEY("value")) m->output_values[n] = number32(j);
+        else peri__json_skip(j, NULL, NULL);
+    }
+}
+
+/** A list, each entry by @one. */
+static void each(peri__json *j, peri_model *m, void (*one)(peri__json *j, peri_model *m))
+{
+    for (peri__json_enter(j, '['); peri__json_item(j);) one(j, m);
+}
+
+peri_status peri__model_header(peri_model *m, const char *text, int64_t bytes, const char *what)
+{
+    peri__json j;
+    char key[32];
+    m->step = -1;
+    peri__json_open(&j, text, bytes, what);
+    peri__json_enter(&j, '{');
+    while (peri__json_key(&j, key, sizeof key)) {
+        if (KEY("name")) set_text(&j, &m->name);
+        else if (KEY("producer")) set_text(&j, &m->producer);
+        else if (KEY("step")) m->step = peri__json_integer(&j);
+        else if (KEY("sections")) each(&j, m, read_section);
+        else if (KEY("tables")) each(&j, m, read_table);
+        else if (KEY("inputs")) each(&j, m, read_input);
+        else if (KEY("values")) each(&j, m, read_value);
+        else if (KEY("operations")) each(&j, m, read_operation);
+        else if (KEY("outputs")) each(&j, m, read_output);
+        else peri__json_skip(&j, NULL, NULL);
+    }
+    return peri__json_close(&j);
+}

@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * model/internal.h: model files in memory. docs/model_file.md specifies the format.
+ *
+ *   mapped.c    the bytes of a file: mapped or copied; what happens when a mapped file is cut
+ *   header.c    reads the header: JSON into the structs below. Whether they make sense is not its affair
+ *   check.c     whether they do: every index, size and order that the other files rely on
+ *   open.c      opening, describing, verifying
+ *   values.c    whether a model takes what a caller gives it
+ *   context.c   the memory of one thread's calls: which results share it
+ *   predict.c   the operations
+ *   writer.c    a file while it is being written
+ */
+#ifndef PERI_MODEL_INTERNAL_H
+#define PERI_MODEL_INTERNAL_H
+
+#include "../base/internal.h"
+
+#include <perilune/model.h>
+
+/* -- the bytes of a file --------------------------------------------------------------------------------------------------------------- */
+
+/** What a file begins with, little-endian. The header stands behind the sections, so that a writer need not know it beforehand. */
+typedef struct peri__model_preamble {
+    char magic[8]; /* PERI__MODEL_MAGIC */
+    uint32_t version, reserved;
+    uint64_t header_offset, header_bytes, file_bytes;
+    uint64_t digest[2]; /* XXH3-128 of the header: low and high half */
+    uint64_t checksum;  /* XXH3-64 of the bytes before */
+} peri__model_preamble;
+
+#define PERI__MODEL_MAGIC "PERIMODL"
+enum {
+    PERI__MODEL_ALIGN = 64,               /* of sections */
+    PERI__MODEL_HEADER_MOST = 256 << 20,  /* bytes */
+};
+
+/** A file in memory. */
+typedef struct peri__mapped {
+    const char *data;
+    int64_t bytes;
+    int fd; /* -1: copied */
+    int32_t slot; /* of the table that the handler of SIGBUS looks into; -1: not in it */
+    int64_t changed_s, changed_ns; /* of the file, when it was opened */
+} peri__mapped;
+
+/** Map @path, or read it (@copy). */
+peri_status peri__mapped_open(const char *path, bool copy, peri__mapped *out);
+void peri__mapped_close(peri__mapped *m);
+/** Whether a part of it was missing when somebody read it. */
+bool peri__mapped_cut(const peri__mapped *m);
+
+/* -- the header ------------------------------------------------------------------------------------------------------------------------ */
+
+typedef struct peri__model_section {
+    int64_t offset, bytes;
+    uint64_t checksum; /* XXH3-64 */
+} peri__model_section;
+
+/** An array of f32: of each sample `columns` numbers, or, where it is a section, of all samples together. */
+typedef struct peri__model_value {
+    int64_t columns;
+    int32_t input;   /* the dense input that it is, or -1 */
+    int32_t section; /* the constant that it is, or -1 */
+    /* Found by check.c: */
+    int32_t made_by; /* the operation, or -1 */
+    int32_t last;    /* the last operation that reads it; an output lives to the end */
+} peri__model_value;
+
+/** Kinds of operations, and how many values each reads. docs/model_file.md has the formulas. */
+#define PERI__MODEL_OPERATIONS(X)                                                                                                          \
+    X(lookup, 0, 0) X(linear, 1, 2) X(unary, 1, 1) X(binary, 2, 2) X(muladd, 3, 3) X(cross, 3, 4) X(interaction, 2, 2) X(copy, 1, 1)       \
+    X(cat, 1, 65536) X(sum, 1, 1) X(softmax, 1, 1) X(layer_norm, 1, 3) X(matmul, 2, 2)
+enum {
+#define X(name, least, most) PERI__MODEL_##name,
+    PERI__MODEL_OPERATIONS(X)
+#undef X
+        PERI__MODEL_OPERATION_COUNT
+};
+extern const char *const peri__model_operation_names[PERI__MODEL_OPERATION_COUNT];
+
+/** The rows of one feature's ids in one table, added up. */
+typedef struct peri__model_bag {
+    int32_t input, table, pooling; /* PERI_POOLING_SUM, PERI_POOLING_MEAN */
+} peri__model_bag;
+
+enum { PERI__MODEL_NUMBERS = 2, PERI__MODEL_TEXT = 200 };
+
+typedef struct peri__model_operation {
+    int32_t kind, out, weight; /* weight: a section, or -1 */
+    int32_t n_in, n_sizes, n_bags, n_numbers;
+    int32_t *in;
+    int64_t *sizes;
+    peri__model_bag *bags;
+    double numbers[PERI__MODEL_NUMBERS];
+    char function[16];
+    int32_t code; /* of the function, by check.c */
+} peri__model_operation;
+
+/** How an embedding table lies in the file. */
+typedef struct peri__model_rows {
+    int32_t section, format; /* format: PERI_F32, ..., PERI_ROWS_* */
+    int64_t stride, row_bytes; /* elements, or bytes where rows are bytes; bytes */
+} peri__model_rows;
+
+struct peri_model {
+    peri__refs refs;
+    peri__mapped file;
+    char *path, *name, *producer;
+    char digest[33];
+    int32_t version;
+    int64_t step, table_bytes;
+    /* n_*: entries; the lists grow while the header is read. */
+    int32_t n_sections, n_values, n_operations, n_inputs, n_outputs, n_tables;
+    peri__model_section *sections;
+    peri__model_value *values;
+    peri__model_operation *operations;
+    peri_model_input *inputs;
+    peri_model_output *outputs;
+    int32_t *output_values;
+    peri_model_table *tables;
+    peri__model_rows *rows; /* n_tables */
+};
+
+/** Read the header @text into an empty model. */
+peri_status peri__model_header(peri_model *m, const char *text, int64_t bytes, const char *what);
+/** Check all of it against a file of @bytes. */
+peri_status peri__model_check(peri_model *m, const char *what);
+/** The format of rows that a dtype's name means (-1: none), elements or bytes and bytes of a row. */
+int32_t peri__model_format(const char *dtype, int64_t columns, int64_t *stride, int64_t *row_bytes);
+/** The bytes of a section. */
+static inline const void *peri__model_data(const peri_model *m, int32_t section) { return m->file.data + m->sections[section].offset; }
+
+/* -- calls ----------------------------------------------------------------------------------------------------------------------------- */
+
+/** Samples that are computed together: their intermediate results stay in the processor's caches. Results do not depend on it. */
+enum { PERI__MODEL_BLOCK = 128, PERI__MODEL_IDS_MOST = 65536 };
+
+struct peri_model_context {
+    peri_model *model;
+    int64_t max_batch, max_ids, block, bytes;
+    char *memory;
+    float **values;           /* n_values: where each lies; NULL: an input, at the caller's */
+    float *scratch;           /* of matmul */
+    int64_t *offsets;         /* block + 1 zeros: of missing lists */
+    const float **at;         /* n_values: where each lies, in the block that is being computed */
+};
+
+/** peri_model_check, with lists of at most @max_ids ids. */
+peri_status peri__model_values(const char *function, const peri_model *m, int64_t batch, int64_t max_ids, const peri_model_values *inputs,
+                               int64_t *skipped);
+/** All operations for samples [first, first + n). */
+void peri__model_run(peri_model_context *c, int64_t first, int64_t n, const peri_model_values *inputs);
+
+#endif

@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * mapped.c: the bytes of a model file. A mapped file that somebody cuts short sends SIGBUS to whoever reads behind its new end. The
+ * handler of this file puts pages of zeros where the file was and notes that it did, so that the call goes on, and fails at its end.
+ */
+#include "internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/** Files that are mapped now. The handler reads this without a lock: a slot's `begin` is set last, and cleared first. */
+enum { SLOTS = 256 };
+static struct slot {
+    atomic_uintptr_t begin; /* 0: nothing is here */
+    atomic_uintptr_t end;
+    atomic_bool taken, cut;
+} slots[SLOTS];
+
+static struct sigaction before; /* what SIGBUS did before */
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static uintptr_t page;
+
+/** Hand the signal to whoever had it before us. */
+static void pass_on(int number, siginfo_t *info, void *context)
+{
+    if (before.sa_flags & SA_SIGINFO) {
+        before.sa_sigaction(number, info, context);
+    } else if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) {
+        before.sa_handler(number);
+    } else {
+        signal(SIGBUS, SIG_DFL); /* the instruction runs again, and ends the process as it would have without us */
+    }
+}
+
+static void on_bus_error(int number, siginfo_t *info, void *context)
+{
+    const int kept = errno;
+    const uintptr_t at = (uintptr_t)info->si_addr;
+    for (int i = 0; i < SLOTS; i++) {
+        uintptr_t begin = atomic_load(&slots[i].begin), end = atomic_load(&slots[i].end);
+        if (!begin || at < begin || at >= end) continue;
+        void *from = (void *)(at & ~(page - 1));
+        if (mmap(from, page, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED) break;
+        atomic_store(&slots[i].cut, true);
+        errno = kept;
+        return;
+    }
+    errno = kept;
+    pass_on(number, info, context);
+}
+
+static void install(void)
+{
+    page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    struct sigaction ours = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK};
+    sigemptyset(&ours.sa_mask);
+    sigaction(SIGBUS, &ours, &before);
+}
+
+/** Tell the handler about [data, data + bytes); -1: there are SLOTS of them already. */
+static int32_t watch(const char *data, int64_t bytes)
+{
+    pthread_once(&once, install);
+    for (int32_t i = 0; i < SLOTS; i++) {
+        bool free = false;
+        if (!atomic_compare_exchange_strong(&slots[i].taken, &free, true)) continue;
+        atomic_store(&slots[i].cut, false);
+        atomic_store(&slots[i].end, (uintptr_t)data + (uintptr_t)bytes);
+        atomic_store(&slots[i].begin, (uintptr_t)data);
+        return i;
+    }
+    return -1;
+}
+
+static peri_status failed(const char *path, const char *what)
+{
+    const int why = errno;
+    return peri__fail(why == ENOENT ? PERI_ENOTFOUND : PERI_EIO, "peri_model_open: '%.200s': %s: %s", path, what, strerror(why));
+}
+
+static peri_status read_all(int fd, const char *path, char *to, int64_t bytes)
+{
+    int64_t at = 0;
+    while (at < bytes) {
+        ssize_t n = pread(fd, to + at, (size_t)peri__min(bytes - at, 1 << 30), at);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return failed(path, "it cannot be read");
+        if (n == 0) return peri__fail(PERI_EIO, "peri_model_open: '%.200s' became shorter while it was read", path);
+        at += n;
+    }
+    return PERI_OK;
+}
+
+static peri_status load(int fd, const char *path, bool copy, peri__mapped *m)
+{
+    char *data = copy ? mmap(NULL, (size_t)m->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+                      : mmap(NULL, (size_t)m->bytes, PROT_READ, MAP_SHARED, fd, 0);
+    if (data == MAP_FAILED) return failed(path, copy ? "there is no memory for it" : "it cannot be mapped");
+    m->data = data;
+    if (!copy) {
+        m->slot = watch(data, m->bytes);
+        if (m->slot >= 0) return PERI_OK;
+        munmap(data, (size_t)m->bytes);
+        return peri__fail(PERI_ENOMEM, "peri_model_open: %d model files are mapped, more cannot be", SLOTS);
+    }
+    peri_status status = read_all(fd, path, data, m->bytes);
+    if (status < 0) munmap(data, (size_t)m->bytes);
+    return status;
+}
+
+peri_status peri__mapped_open(const char *path, bool copy, peri__mapped *out)
+{
+    peri__mapped m = {.fd = -1, .slot = -1};
+    struct stat info;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) return failed(path, "it cannot be opened");
+    peri_status status = PERI_OK;
+    if (fstat(fd, &info) != 0) status = failed(path, "it cannot be asked for its size");
+    else if (!S_ISREG(info.st_mode)) status = peri__fail(PERI_EFORMAT, "peri_model_open: '%.200s' is no file", path);
+    else if (info.st_size < (off_t)sizeof(peri__model_preamble))
+        status = peri__fail(PERI_EFORMAT, "peri_model_open: '%.200s' has %lld bytes, a model file has %zu and more", path,
+                            (long long)info.st_size, sizeof(peri__model_preamble));
+    if (status >= 0) {
+        m.bytes = info.st_size;
+        m.changed_s = info.st_mtim.tv_sec;
+        m.changed_ns = info.st_mtim.tv_nsec;
+        status = load(fd, path, copy, &m);
+    }
+    if (status < 0 || copy) close(fd);
+    else m.fd = fd;
+    if (status >= 0) *out = m;
+    return status;
+}
+
+void peri__mapped_close(peri__mapped *m)
+{
+    if (!m->data) return;
+    if (m->slot >= 0) {
+        atomic_store(&slots[m->slot].begin, 0);
+        atomic_store(&slots[m->slot].taken, false);
+    }
+    munmap((void *)(uintptr_t)m->data, (size_t)m->bytes);
+    if (m->fd >= 0) close(m->fd);
+    *m = (peri__mapped){.fd = -1, .slot = -1};
+}
+
+bool peri__mapped_cut(const peri__mapped *m)
+{
+    return m->slot >= 0 && atomic_load_explicit(&slots[m->slot].cut, memory_order_relaxed);
+}

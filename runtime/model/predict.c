@@ -1,0 +1,256 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * predict.c: the operations of a model, over a block of samples at a time. Each is a kernel that the training runtime uses too, called
+ * with the same arguments, so that a model file answers what the model answered.
+ */
+#include "../../kernels/kernels.h"
+#include "internal.h"
+
+/** One operation, and the samples that it is for. */
+typedef struct run {
+    peri_model_context *c;
+    const peri_kernels *kernels;
+    const peri__model_operation *o;
+    const peri_model_values *inputs;
+    float *out;
+    int64_t first, n; /* samples of the call */
+    int64_t columns;  /* of `out` */
+} run;
+
+#define CALL(r, name, args, range) ((r)->kernels->fn[PERI_K_##name]((args), 0, (range)))
+
+static const float *in(const run *r, int32_t i) { return r->c->at[r->o->in[i]]; }
+static int64_t in_columns(const run *r, int32_t i) { return r->c->model->values[r->o->in[i]].columns; }
+/** Numbers from one sample of input @i to the next: constants are the same for all. */
+static int64_t in_step(const run *r, int32_t i) { return r->c->model->values[r->o->in[i]].section >= 0 ? 0 : in_columns(r, i); }
+
+/* -- lookups --------------------------------------------------------------------------------------------------------------------------- */
+
+/** Bytes of rows that are asked for before they are needed. */
+enum { ROWS_AHEAD = 8 << 10 };
+
+/** The rows of one feature in one table, into columns [at, at + columns of the table) of the result. */
+static void run_bag(const run *r, const peri__model_bag *bag, int64_t at)
+{
+    const peri_model *m = r->c->model;
+    const peri_model_values *v = &r->inputs[bag->input];
+    const peri__model_rows *rows = &m->rows[bag->table];
+    const int64_t *offsets = v->offsets ? v->offsets + r->first : r->c->offsets, ids = offsets[r->n];
+    const peri_k_tbe_table table = {.rows = m->inputs[bag->input].rows, .cols = m->tables[bag->table].columns, .stride = rows->stride,
+                                    .pooling = bag->pooling};
+    const peri_k_tbe_block block = {.bags = r->n, .out_offset = at, .out_stride = r->columns};
+    peri_k_tbe_span spans[2];
+    peri_k_tbe_prepare_args prepare = {
+        .list = {.ids = v->ids, .offsets = offsets, .weights = v->weights, .tables = &table, .blocks = &block, .ordered = &block,
+                 .spans = spans, .n_ids = ids, .n_bags = r->n, .n_tables = 1, .n_blocks = 1, .capacity = ids, .ids_dtype = PERI_I64,
+                 .offsets_dtype = PERI_I64, .all_bags = r->n, .most_bags = r->n, .width = table.cols}};
+    CALL(r, tbe_prepare, &prepare, 1);
+    const peri_k_tbe_forward_args forward = {.list = prepare.list, .weight = peri__model_data(m, rows->section), .out = r->out, .chunks = 1,
+                                             .weight_dtype = rows->format, .out_dtype = PERI_F32,
+                                             .reach = {.ahead = ROWS_AHEAD, .near = true, .in_order = true}};
+    CALL(r, tbe_forward, &forward, 1);
+}
+
+static void run_lookup(const run *r)
+{
+    int64_t at = 0;
+    for (int32_t b = 0; b < r->o->n_bags; b++) {
+        run_bag(r, &r->o->bags[b], at);
+        at += r->c->model->tables[r->o->bags[b].table].columns;
+    }
+}
+
+/* -- products -------------------------------------------------------------------------------------------------------------------------- */
+
+static void run_linear(const run *r)
+{
+    const int64_t inner = r->o->sizes[0], cols = r->o->sizes[1];
+    const peri_k_panel_product_args args = {.y = r->out, .x = in(r, 0), .panels = peri__model_data(r->c->model, r->o->weight),
+                                            .bias = r->o->n_in > 1 ? in(r, 1) : NULL, .act = r->o->code, .inner = inner, .cols = cols,
+                                            .x_stride = inner, .y_stride = cols};
+    CALL(r, panel_product, &args, r->n * (r->columns / cols));
+}
+
+/** One of a sample's matrices of @s: its left factor, in rows that lie together. */
+static const float *left(const int64_t *s, const float *x, float *room)
+{
+    if (s[6] == 1) return x;
+    for (int64_t i = 0; i < s[1]; i++)
+        for (int64_t k = 0; k < s[3]; k++) room[i * s[3] + k] = x[i * s[5] + k * s[6]];
+    return room;
+}
+
+static void run_matmul(const run *r)
+{
+    const int64_t *s = r->o->sizes;
+    float *panels = r->c->scratch, *room = panels + peri_panel_size(s[2], s[3]);
+    for (int64_t b = 0; b < r->n * s[0]; b++) {
+        const float *x = in(r, 0) + b / s[0] * in_step(r, 0) + b % s[0] * s[4];
+        const float *y = in(r, 1) + b / s[0] * in_step(r, 1) + b % s[0] * s[7];
+        peri_panel_pack(panels, y, s[2], s[3], s[9], s[8]);
+        const peri_k_panel_product_args args = {.y = r->out + b * s[1] * s[2], .x = left(s, x, room), .panels = panels,
+                                                .act = PERI_UNARY_IDENTITY, .inner = s[3], .cols = s[2],
+                                                .x_stride = s[6] == 1 ? s[5] : s[3], .y_stride = s[2]};
+        CALL(r, panel_product, &args, s[1]);
+    }
+}
+
+static void run_interaction(const run *r)
+{
+    const int64_t features = r->o->sizes[0], dim = r->o->sizes[1];
+    const peri_k_interaction_args args = {.y = r->out, .dense = in(r, 0), .sparse = in(r, 1), .dtype = PERI_F32, .features = features,
+                                          .dim = dim, .dense_stride = dim, .sparse_stride = features * dim, .feature_stride = dim};
+    CALL(r, interaction, &args, r->n);
+}
+
+/* -- element by element ---------------------------------------------------------------------------------------------------------------- */
+
+static void run_unary(const run *r)
+{
+    const peri_k_unary_args args = {.dst = r->out, .x = in(r, 0), .dtype = PERI_F32, .op = r->o->code, .a = r->o->numbers[0],
+                                    .b = r->o->numbers[1]};
+    CALL(r, unary, &args, r->n * r->columns);
+}
+
+static void run_binary(const run *r)
+{
+    const int32_t ndim = (int32_t)r->o->sizes[0];
+    const int64_t *shape = r->o->sizes + 1;
+    peri_k_binary_args args = {.dst = r->out, .a = in(r, 0), .b = in(r, 1), .dtype = PERI_F32, .op = r->o->code, .ndim = ndim + 1};
+    args.shape[0] = r->n;
+    args.a_stride[0] = in_step(r, 0);
+    args.b_stride[0] = in_step(r, 1);
+    for (int32_t d = 0; d < ndim; d++) {
+        args.shape[d + 1] = shape[d];
+        args.a_stride[d + 1] = shape[ndim + d];
+        args.b_stride[d + 1] = shape[2 * ndim + d];
+    }
+    CALL(r, binary, &args, r->n * r->columns);
+}
+
+static void run_muladd(const run *r)
+{
+    const peri_k_muladd_args args = {.dst = r->out, .a = in(r, 0), .b = in(r, 1), .c = in(r, 2), .dtype = PERI_F32,
+                                     .scale = r->o->numbers[0]};
+    CALL(r, muladd, &args, r->n * r->columns);
+}
+
+static void run_cross(const run *r)
+{
+    const int64_t cols = r->o->sizes[0];
+    const peri_k_cross_args args = {.y = r->out, .x0 = in(r, 0), .u = in(r, 1), .bias = r->o->n_in > 3 ? in(r, 3) : NULL, .x = in(r, 2),
+                                    .dtype = PERI_F32, .cols = cols};
+    CALL(r, cross, &args, r->n * (r->columns / cols));
+}
+
+/* -- moving ---------------------------------------------------------------------------------------------------------------------------- */
+
+/** Dimensions [d, ndim) of a view, in row-major order; returns the end of what was written. */
+static float *copy_view(float *to, const float *from, const int64_t *shape, const int64_t *stride, int32_t ndim)
+{
+    if (ndim == 1 && *stride == 1) {
+        memcpy(to, from, sizeof *to * (size_t)*shape);
+        return to + *shape;
+    }
+    for (int64_t i = 0; i < *shape; i++) {
+        if (ndim == 1) *to++ = from[i * *stride];
+        else to = copy_view(to, from + i * *stride, shape + 1, stride + 1, ndim - 1);
+    }
+    return to;
+}
+
+static void run_copy(const run *r)
+{
+    const int32_t ndim = (int32_t)r->o->sizes[0];
+    const int64_t *shape = r->o->sizes + 2;
+    for (int64_t b = 0; b < r->n; b++)
+        copy_view(r->out + b * r->columns, in(r, 0) + b * in_step(r, 0) + r->o->sizes[1], shape, shape + ndim, ndim);
+}
+
+static void run_cat(const run *r)
+{
+    const int64_t outer = r->o->sizes[0], inner = r->o->sizes[1], row = r->columns / outer;
+    int64_t at = 0;
+    for (int32_t i = 0; i < r->o->n_in; i++) {
+        const int64_t part = r->o->sizes[2 + i] * inner;
+        for (int64_t b = 0; b < r->n; b++)
+            for (int64_t k = 0; k < outer; k++)
+                memcpy(r->out + b * r->columns + k * row + at, in(r, i) + b * in_step(r, i) + k * part, sizeof(float) * (size_t)part);
+        at += part;
+    }
+}
+
+/* -- along a dimension ----------------------------------------------------------------------------------------------------------------- */
+
+static void run_sum(const run *r)
+{
+    const int64_t outer = r->o->sizes[0] * r->n, n = r->o->sizes[1], inner = r->o->sizes[2], block = peri__min(r->o->sizes[3], n);
+    const peri_k_sum_dim_args args = {.dst = r->out, .x = in(r, 0), .dtype = PERI_F32, .outer = outer, .n = n, .inner = inner,
+                                      .block = block, .scale = r->o->numbers[0]};
+    CALL(r, sum_dim, &args, outer * peri__ceil_div(n, block) * peri__ceil_div(inner, PERI_SUM_COLUMNS));
+}
+
+static void run_softmax(const run *r)
+{
+    const peri_k_softmax_args args = {.y = r->out, .x = in(r, 0), .dtype = PERI_F32, .log = r->o->code, .n = r->o->sizes[1],
+                                      .inner = r->o->sizes[2]};
+    CALL(r, softmax, &args, r->n * r->o->sizes[0] * r->o->sizes[2]);
+}
+
+static void run_layer_norm(const run *r)
+{
+    const int64_t rows = r->o->sizes[0] * r->n;
+    const peri_k_layer_norm_args args = {.y = r->out, .mean = r->c->scratch, .rstd = r->c->scratch + rows, .x = in(r, 0),
+                                         .weight = r->o->n_in > 1 ? in(r, 1) : NULL, .bias = r->o->n_in > 2 ? in(r, 2) : NULL,
+                                         .dtype = PERI_F32, .cols = r->o->sizes[1], .eps = r->o->numbers[0]};
+    CALL(r, layer_norm, &args, rows);
+}
+
+/* -- all of them ----------------------------------------------------------------------------------------------------------------------- */
+
+static void (*const functions[PERI__MODEL_OPERATION_COUNT])(const run *r) = {
+#define X(name, least, most) run_##name,
+    PERI__MODEL_OPERATIONS(X)
+#undef X
+};
+
+void peri__model_run(peri_model_context *c, int64_t first, int64_t n, const peri_model_values *inputs)
+{
+    const peri_model *m = c->model;
+    run r = {.c = c, .kernels = peri_kernels_get(), .inputs = inputs, .first = first, .n = n};
+    for (int32_t v = 0; v < m->n_values; v++)
+        if (m->values[v].input >= 0) {
+            const float *dense = inputs[m->values[v].input].dense;
+            c->at[v] = dense ? dense + first * m->values[v].columns : c->values[v];
+        }
+    for (int32_t i = 0; i < m->n_operations; i++) {
+        r.o = &m->operations[i];
+        r.out = c->values[r.o->out];
+        r.columns = m->values[r.o->out].columns;
+        functions[r.o->kind](&r);
+    }
+}
+
+peri_status peri_model_predict(peri_model_context *context, int64_t batch, const peri_model_values *inputs, float *const *outputs)
+{
+    int64_t skipped = 0;
+    PERI_NEED(context);
+    const peri_model *m = context->model;
+    if (batch < 0 || batch > context->max_batch)
+        return peri__fail(PERI_EINVAL, "peri_model_predict: %lld samples, allowed with this context: 0..%lld", (long long)batch,
+                          (long long)context->max_batch);
+    if (!outputs) return peri__fail(PERI_EINVAL, "peri_model_predict: outputs is missing");
+    PERI_TRY(peri__model_values("peri_model_predict", m, batch, context->max_ids, inputs, &skipped));
+    for (int64_t first = 0; first < batch; first += context->block) {
+        const int64_t n = peri__min(context->block, batch - first);
+        peri__model_run(context, first, n, inputs);
+        for (int32_t i = 0; i < m->n_outputs; i++) {
+            const int64_t columns = m->outputs[i].columns;
+            const float *result = context->values[m->output_values[i]];
+            if (outputs[i]) memcpy(outputs[i] + first * columns, result, sizeof(float) * (size_t)(n * columns));
+        }
+    }
+    if (peri__mapped_cut(&m->file))
+        return peri__fail(PERI_EIO, "peri_model_predict: '%.200s' was cut while it was mapped; open it again", m->path);
+    return PERI_OK;
+}

@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * values.c: whether a model takes what a caller gives it.
+ */
+#include "internal.h"
+
+/** What is being checked. */
+typedef struct checker {
+    const char *function;
+    const peri_model *m;
+    const peri_model_input *input;
+    int64_t batch, max_ids;
+} checker;
+
+/** The first of @n numbers that is NaN or infinite; n: none is. */
+static int64_t first_not_finite(const float *x, int64_t n)
+{
+    uint32_t any = 0;
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, x + i, sizeof bits);
+        any |= (bits & 0x7f800000u) == 0x7f800000u;
+    }
+    if (!any) return n;
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, x + i, sizeof bits);
+        if ((bits & 0x7f800000u) == 0x7f800000u) return i;
+    }
+    return n;
+}
+
+/** How many of @n ids have no row. */
+static int64_t count_unknown(const int64_t *ids, int64_t n, int64_t rows)
+{
+    int64_t unknown = 0;
+    for (int64_t i = 0; i < n; i++) unknown += (uint64_t)ids[i] >= (uint64_t)rows;
+    return unknown;
+}
+
+static peri_status check_dense(const checker *c, const peri_model_values *v)
+{
+    const int64_t columns = c->input->columns;
+    if (v->ids || v->offsets || v->weights)
+        return peri__fail(PERI_EINVAL, "%s: input '%s' is dense, %lld numbers a sample, but ids were given", c->function, c->input->name,
+                          (long long)columns);
+    if (!v->dense) return PERI_OK; /* optional */
+    if (!c->input->finite) return PERI_OK;
+    const int64_t i = first_not_finite(v->dense, c->batch * columns);
+    if (i == c->batch * columns) return PERI_OK;
+    return peri__fail(PERI_ERANGE, "%s: input '%s', sample %lld, number %lld is %s, allowed: finite numbers", c->function, c->input->name,
+                      (long long)(i / columns), (long long)(i % columns), v->dense[i] != v->dense[i] ? "NaN" : "infinite");
+}
+
+/** Ids and weights of one sample's list, when all of the batch are known to have a fault. */
+static peri_status check_list(const checker *c, const peri_model_values *v, int64_t b)
+{
+    for (int64_t i = v->offsets[b]; i < v->offsets[b + 1]; i++) {
+        if (c->input->unknown == PERI_MODEL_ID_REFUSE && (uint64_t)v->ids[i] >= (uint64_t)c->input->rows)
+            return peri__fail(PERI_ERANGE, "%s: input '%s', sample %lld: id %lld, allowed: 0..%lld", c->function, c->input->name,
+                              (long long)b, (long long)v->ids[i], (long long)c->input->rows - 1);
+        if (v->weights && c->input->finite && first_not_finite(v->weights + i, 1) == 0)
+            return peri__fail(PERI_ERANGE, "%s: input '%s', sample %lld: the weight of id %lld is %s, allowed: finite numbers", c->function,
+                              c->input->name, (long long)b, (long long)v->ids[i], v->weights[i] != v->weights[i] ? "NaN" : "infinite");
+    }
+    return PERI_OK;
+}
+
+static peri_status check_offsets(const checker *c, const peri_model_values *v)
+{
+    if (v->offsets[0] != 0)
+        return peri__fail(PERI_EINVAL, "%s: input '%s': its offsets begin with %lld, wanted: 0", c->function, c->input->name,
+                          (long long)v->offsets[0]);
+    for (int64_t b = 0; b < c->batch; b++) {
+        const int64_t from = v->offsets[b], to = v->offsets[b + 1];
+        if (to < from)
+            return peri__fail(PERI_EINVAL, "%s: input '%s': the list of sample %lld begins at %lld and ends at %lld", c->function,
+                              c->input->name, (long long)b, (long long)from, (long long)to);
+        if (to - from > c->max_ids)
+            return peri__fail(PERI_ERANGE, "%s: input '%s', sample %lld: a list of %lld ids, allowed: up to %lld", c->function,
+                              c->input->name, (long long)b, (long long)(to - from), (long long)c->max_ids);
+    }
+    return PERI_OK;
+}
+
+static peri_status check_ids(const checker *c, const peri_model_values *v, int64_t *skipped)
+{
+    if (v->dense)
+        return peri__fail(PERI_EINVAL, "%s: input '%s' is of ids, but dense numbers were given", c->function, c->input->name);
+    if (!v->offsets) {
+        if (!v->ids && !v->weights) return PERI_OK; /* optional */
+        return peri__fail(PERI_EINVAL, "%s: input '%s' has ids, but no offsets", c->function, c->input->name);
+    }
+    PERI_TRY(check_offsets(c, v));
+    const int64_t n = v->offsets[c->batch];
+    if (n > 0 && !v->ids) return peri__fail(PERI_EINVAL, "%s: input '%s' has offsets, but no ids", c->function, c->input->name);
+    if (n > 0 && !v->weights != !c->input->weighted)
+        return peri__fail(PERI_EINVAL, "%s: input '%s' %s", c->function, c->input->name,
+                          c->input->weighted ? "wants a weight for each id, but there are none" : "has no weights, but some were given");
+    const int64_t unknown = count_unknown(v->ids, n, c->input->rows);
+    const bool refused = unknown > 0 && c->input->unknown == PERI_MODEL_ID_REFUSE;
+    if (refused || (v->weights && c->input->finite && first_not_finite(v->weights, n) < n))
+        for (int64_t b = 0; b < c->batch; b++) PERI_TRY(check_list(c, v, b));
+    *skipped += unknown;
+    return PERI_OK;
+}
+
+peri_status peri__model_values(const char *function, const peri_model *m, int64_t batch, int64_t max_ids, const peri_model_values *inputs,
+                               int64_t *skipped)
+{
+    checker c = {.function = function, .m = m, .batch = batch, .max_ids = max_ids};
+    if (batch < 0) return peri__fail(PERI_EINVAL, "%s: %lld samples, allowed: 0 and more", function, (long long)batch);
+    if (!inputs && m->n_inputs > 0) return peri__fail(PERI_EINVAL, "%s: inputs is missing", function);
+    for (int32_t i = 0; i < m->n_inputs && batch > 0; i++) {
+        const peri_model_values *v = &inputs[i];
+        c.input = &m->inputs[i];
+        if (!v->dense && !v->ids && !v->offsets && !v->weights && !c.input->optional)
+            return peri__fail(PERI_EINVAL, "%s: input '%s' is missing", function, c.input->name);
+        if (c.input->kind == PERI_MODEL_DENSE) PERI_TRY(check_dense(&c, v));
+        else PERI_TRY(check_ids(&c, v, skipped));
+    }
+    return PERI_OK;
+}
+
+peri_status peri_model_check(const peri_model *model, int64_t batch, const peri_model_values *inputs, int64_t *skipped)
+{
+    int64_t found = 0;
+    PERI_NEED(model);
+    PERI_TRY(peri__model_values("peri_model_check", model, batch, INT64_MAX, inputs, &found));
+    if (skipped) *skipped += found;
+    return PERI_OK;
+}

@@ -1,0 +1,247 @@
+-- A model file answers what its model answers, bit for bit, whatever stands beside a sample; what cannot be written down is refused.
+local ffi = require "ffi"
+local peri = require "perilune"
+local nn, F = peri.nn, peri.nn.functional
+local P = peri.ffi
+
+local NAMES = { "a", "b", "c" }
+local ROWS = 50
+
+local function batch(n, seed, weighted)
+  local lengths, values, weights, labels = {}, {}, {}, {}
+  local state = seed
+  local function draw(most) -- a generator of its own: the same numbers everywhere
+    state = (state * 1103515245 + 12345) % 2 ^ 31
+    return math.floor(state / 2 ^ 31 * most)
+  end
+  for _ = 1, #NAMES * n do
+    lengths[#lengths + 1] = draw(5)
+    for _ = 1, lengths[#lengths] do
+      values[#values + 1] = draw(ROWS)
+      weights[#weights + 1] = draw(100) / 50
+    end
+  end
+  for i = 1, n do labels[i] = draw(2) end
+  return { dense_features = peri.Tensor.uniform({ n, 13 }, -1, 1, seed), labels = peri.tensor(labels),
+    sparse_features = peri.KeyedJaggedTensor { keys = NAMES, values = values, lengths = lengths, weights = weighted and weights or nil } }
+end
+
+local function collection(args)
+  args = args or {}
+  local tables = {}
+  for i, name in ipairs(NAMES) do
+    tables[i] = peri.EmbeddingBagConfig { name = "t_" .. name, num_embeddings = ROWS, embedding_dim = 8, feature_names = { name },
+      pooling = args.pooling, data_type = args.data_type }
+  end
+  return peri.EmbeddingBagCollection { tables = tables, is_weighted = args.weighted }
+end
+
+local function dlrm(args)
+  return nn.DLRMTrain(nn.DLRM { embedding_bag_collection = collection(args), dense_in_features = 13, dense_arch_layer_sizes = { 20, 8 },
+    over_arch_layer_sizes = { 33, 1 } })
+end
+
+local function both(m, b) return m(b.dense_features, b.sparse_features) end
+
+--- The bits of all numbers of a tensor.
+local function bits(t)
+  local buffer, n = t:read()
+  return ffi.string(buffer, n * 4)
+end
+
+describe("a model file", function()
+  local path
+  before_each(function() path = os.tmpname() end)
+  after_each(function() os.remove(path) end)
+
+  local function export(model, options)
+    options = options or {}
+    options.batches = options.batches or { batch(40, 3, options.weighted), batch(150, 4, options.weighted) }
+    options.weighted = nil
+    return model:export(path, options), peri.export.open(path)
+  end
+
+  local function cross(args)
+    args.embedding_bag_collection, args.dense_in_features = collection(), 13
+    args.dense_arch_layer_sizes, args.over_arch_layer_sizes = { 8 }, { 16, 1 }
+    return args
+  end
+  local models = {
+    ["DLRM, mean"] = function() return dlrm { pooling = "MEAN" } end,
+    ["DLRM, sum, weighted"] = function() return dlrm { weighted = true }, nil, true end,
+    ["DLRM, f16 tables"] = function() return dlrm { data_type = "FP16" } end,
+    ["DCN v2"] = function() return nn.DLRMTrain(nn.DLRM_DCN(cross { dcn_num_layers = 3, dcn_low_rank_dim = 5 })) end,
+    ["projections"] = function()
+      return nn.DLRMTrain(nn.DLRM_Projection(cross { interaction_branch1_layer_sizes = { 24 }, interaction_branch2_layer_sizes = { 16 } }))
+    end,
+    ["DeepFM"] = function()
+      return nn.SimpleDeepFMNN { num_dense_features = 13, embedding_bag_collection = collection(), hidden_layer_size = 20,
+        deep_fm_dimension = 6 }, both
+    end,
+  }
+  for name, make in peri.util.ordered(models) do
+    it("has the bits of " .. name .. ", whatever the batch", function()
+      local model, call, weighted = make()
+      local report, file = export(model, { call = call, weighted = weighted })
+      assert.equal(0, report.differ)
+      local whole = file:predict(batch(150, 4, weighted)).logits
+      local one = file:predict((function()
+        local b = batch(150, 4, weighted)
+        local ids, at = {}, 0
+        local lengths = b.sparse_features:lengths():to_list()
+        local values, weights = b.sparse_features:values():to_list(), weighted and b.sparse_features:weights():to_list()
+        local mine = { values = {}, weights = {}, lengths = {} }
+        for k = 1, #NAMES do
+          for i = 1, 150 do
+            local n = lengths[(k - 1) * 150 + i]
+            if i == 131 then
+              mine.lengths[k] = n
+              for j = at + 1, at + n do
+                table.insert(mine.values, values[j])
+                table.insert(mine.weights, weights and weights[j])
+              end
+            end
+            at = at + n
+          end
+        end
+        ids.sparse_features = peri.KeyedJaggedTensor { keys = NAMES, values = peri.tensor(mine.values, "i64"), lengths = mine.lengths,
+          weights = weighted and peri.tensor(mine.weights) or nil }
+        ids.dense_features = b.dense_features:slice(1, 130, 131):contiguous()
+        return ids
+      end)()).logits
+      assert.equal(bits(whole:slice(1, 130, 131):contiguous()), bits(one))
+    end)
+  end
+
+  it("has the bits of a model of the other operations", function()
+    local Odd = nn.Module:extend "Odd"
+    function Odd:init()
+      self.norm = nn.LayerNorm { normalized_shape = 13 }
+      self.batch = nn.BatchNorm1d { num_features = 13 }
+      self.scale = nn.Parameter(peri.Tensor.uniform({ 13 }, 0.5, 2, 9))
+      self.cross = nn.VectorCrossNet { in_features = 13, num_layers = 2 }
+    end
+    function Odd:forward(b)
+      local x = self.batch(self.norm(b.dense_features)) * self.scale
+      local parts = F.split(self.cross(x), { 4, 9 }, 2)
+      local y = F.cat({ F.softmax(parts[2], 2), parts[1]:abs():sqrt(), F.gelu(x) - 1 }, 2)
+      local cube = F.stack({ y:slice(2, 0, 8), y:slice(2, 8, 16) }, 2) -- [samples, 2, 8]
+      local gram = F.bmm(cube, cube:transpose(2, 3))
+      return { sum = F.sum(cube, 3), mean = F.mean(gram, { 2, 3 }), most = 2 / (1 + F.exp(F.neg(y))) }
+    end
+    local model = Odd()
+    local report, file = export(model)
+    assert.equal(0, report.differ)
+    assert.same({ "mean", "most", "sum" }, peri.util.map(file:outputs(), function(o) return o.name end))
+  end)
+
+  it("rounds its tables as asked, and tells how much that costs", function()
+    for dtype, most in peri.util.ordered { int8 = 0.01, f16 = 0.001, bf16 = 0.01 } do
+      local report, file = export(dlrm {}, { tables = { default = dtype, t_a = "f32" }, allowed_difference = most, allowed_ne = 0.1 })
+      assert.is_true(report.difference > 0 and report.difference <= most)
+      assert.same({ "f32", dtype, dtype }, peri.util.map(file:tables(), function(t) return t.dtype end))
+      assert.is_truthy(report.model.auc and report.file.ne)
+    end
+  end)
+
+  it("is not published if it loses too much", function()
+    local ok, why = pcall(export, dlrm {}, { tables = "int4", allowed_difference = 1e-9 })
+    assert.is_false(ok)
+    assert.matches("the file would answer otherwise than the model", tostring(why))
+    assert.is_nil(io.open(path):read "*a":match "PERIMODL")
+  end)
+
+  local function refused(words, forward)
+    local Model = nn.Module:extend "Model"
+    function Model:init() self.linear = nn.Linear { in_features = 13, out_features = 2 } end
+    Model.forward = forward
+    local ok, why = pcall(export, Model())
+    assert.is_false(ok)
+    assert.matches(words, tostring(why))
+    assert.matches("export_spec.lua:%d+", tostring(why))
+  end
+
+  it("refuses what depends on the numbers of a batch, with its line", function()
+    refused("'item' makes what the model does depend", function(self, b)
+      local y = self.linear(b.dense_features)
+      return y * y:item(0)
+    end)
+  end)
+  it("refuses what goes across samples", function()
+    refused("across samples", function(self, b)
+      local y = self.linear(b.dense_features)
+      return y - F.mean(y, 1)
+    end)
+  end)
+  it("refuses what has no form for inference by its name", function()
+    refused("'max' has no form for inference", function(self, b) return (F.max(self.linear(b.dense_features), 2)) end)
+  end)
+  it("refuses numbers that depend on the size of the batch", function()
+    refused("must not depend on their number", function(self, b) return self.linear(b.dense_features) * (1 / b.dense_features:size(1)) end)
+  end)
+
+  it("says which input, sample and id does not fit", function()
+    local _, file = export(dlrm {})
+    local b = batch(3, 5)
+    local function with(values, lengths)
+      return { dense_features = b.dense_features,
+        sparse_features = peri.KeyedJaggedTensor { keys = NAMES, values = values, lengths = lengths } }
+    end
+    assert.error_matches(function() file:predict(with({ 1, 2, ROWS }, { 1, 0, 0, 0, 1, 0, 0, 0, 1 })) end,
+      ("input 'c', sample 2: id %d, allowed: 0..%d"):format(ROWS, ROWS - 1))
+    assert.error_matches(function() file:predict { dense_features = b.dense_features } end, "input 'a' is missing")
+    b.dense_features:fill(0 / 0)
+    assert.error_matches(function() file:predict(b) end, "input 'dense_features', sample 0, number 0 is NaN")
+  end)
+
+  it("is found damaged", function()
+    local _, file = export(dlrm {})
+    file:verify()
+    local text = io.open(path, "rb"):read "*a"
+    local function with(at, byte)
+      local f = io.open(path .. ".bad", "wb")
+      f:write(text:sub(1, at - 1), string.char(bit.bxor(text:byte(at), byte)), text:sub(at + 1))
+      f:close()
+      local ok, why = pcall(peri.export.open, path .. ".bad", { verify = true })
+      os.remove(path .. ".bad")
+      return ok, tostring(why)
+    end
+    for _, case in ipairs { { 3, "no model file" }, { 20, "first 64 bytes" }, { 100, "section 0.*damaged" }, { #text - 5, "header is damaged" } } do
+      local ok, why = with(case[1], 1)
+      assert.is_false(ok)
+      assert.matches(case[2], why)
+    end
+  end)
+
+  it("survives being cut while it is mapped", function()
+    local _, file = export(dlrm {})
+    local copy = peri.export.open(path, { copy = true })
+    local b = batch(20, 6)
+    local before = bits(copy:predict(b).logits)
+    io.open(path, "wb"):close()
+    assert.error_matches(function() file:predict(b) end, "was cut while it was mapped")
+    assert.error_matches(function() file:check_unchanged() end, "was cut")
+    assert.equal(before, bits(copy:predict(b).logits))
+  end)
+end)
+
+describe("products in order", function()
+  it("do not depend on the number of rows, and add one after the other", function()
+    local x, w = peri.Tensor.uniform({ 70, 37 }, -1, 1, 1), peri.Tensor.uniform({ 19, 37 }, -1, 1, 2)
+    ffi.cdef "float fmaf(float a, float b, float c);"
+    peri.export.ordered(function()
+      local y = F.linear(x, w)
+      local a, b, c = x:read(), w:read(), y:read()
+      for _, at in ipairs { { 0, 0 }, { 69, 18 }, { 33, 16 } } do
+        local sum = 0
+        for k = 0, 36 do sum = ffi.C.fmaf(a[at[1] * 37 + k], b[at[2] * 37 + k], sum) end
+        assert.equal(sum, c[at[1] * 19 + at[2]])
+      end
+      for _, n in ipairs { 1, 2, 5, 6, 64 } do
+        assert.equal(bits(y:slice(1, 0, n):contiguous()), bits(F.linear(x:slice(1, 0, n), w)))
+      end
+      assert.equal(bits(y), bits(F.matmul(x, w:transpose(1, 2))))
+    end)
+    assert.is_false(P.C.peri_ordered_products(false))
+  end)
+end)
