@@ -33,7 +33,8 @@ local function collection(args)
     tables[i] = peri.EmbeddingBagConfig { name = "t_" .. name, num_embeddings = ROWS, embedding_dim = 8, feature_names = { name },
       pooling = args.pooling, data_type = args.data_type }
   end
-  return peri.EmbeddingBagCollection { tables = tables, is_weighted = args.weighted }
+  return peri.EmbeddingBagCollection { tables = tables, is_weighted = args.weighted,
+    fused_params = args.data_type and { optimizer = "sgd", learning_rate = 0.1 } or nil }
 end
 
 local function dlrm(args)
@@ -206,7 +207,8 @@ describe("a model file", function()
       os.remove(path .. ".bad")
       return ok, tostring(why)
     end
-    for _, case in ipairs { { 3, "no model file" }, { 20, "first 64 bytes" }, { 100, "section 0.*damaged" }, { #text - 5, "header is damaged" } } do
+    for _, case in ipairs { { 3, "no model file" }, { 20, "first 64 bytes" }, { 100, "section 0.*damaged" },
+      { #text - 5, "header is damaged" } } do
       local ok, why = with(case[1], 1)
       assert.is_false(ok)
       assert.matches(case[2], why)

@@ -74,7 +74,7 @@ static int64_t scratch_of(const peri_model *m, int64_t block)
 static peri_status allocate(peri_model_context *c)
 {
     const peri_model *m = c->model;
-    int64_t *at = peri__alloc(sizeof *at * (size_t)(m->n_values + 1)), results;
+    int64_t *at = peri__alloc(sizeof *at * (size_t)(m->n_values + 1)), results = 0;
     if (!at) return PERI_ENOMEM;
     peri_status status = plan(m, c->block, at, &results);
     const int64_t scratch = aligned(scratch_of(m, c->block) * 4), zeros = aligned((c->block + 1) * 8);

@@ -4,7 +4,6 @@ local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
-local StoredTensor = require "perilune.tensor.stored"
 local ShardedTensor = require("perilune.tensor.sharded").ShardedTensor
 local C, check = P.C, P.check
 
@@ -59,21 +58,16 @@ end
 
 local BLOCK_BYTES = 16 * 2 ^ 20
 
---- Call f(tensor) with blocks of rows of a tensor of a state_dict, in their order. Of one that is spread over ranks: collective, and f is
---- called on all of them.
-local function by_rows(weight, columns, f)
-  if ShardedTensor.is(weight) then weight = weight:gather() end
+--- Call f(tensor) with blocks of a table's rows, in their order. weight: a function(row, n) -> tensor, or a ShardedTensor, which is
+--- collective, and then f is called on all ranks.
+local function by_rows(weight, rows, columns, f)
+  local whole = ShardedTensor.is(weight) and weight:gather()
   local step = math.max(1, math.floor(BLOCK_BYTES / (4 * columns)))
-  local rows = weight:shape()[1]
   for from = 0, rows - 1, step do
     local n = math.min(step, rows - from)
     P.scope(function()
-      local block
-      if StoredTensor.is(weight) then
-        block = Tensor.empty({ n, columns }, weight:dtype())
-        weight:read({ from, 0 }, block)
-      else block = weight:detach():slice(1, from, from + n) end
-      f(block:to(nil, "cpu"):contiguous())
+      local block = whole and whole:slice(1, from, from + n) or weight(from, n)
+      f(block:detach():to(nil, "cpu"):contiguous())
     end)
   end
 end
@@ -127,10 +121,10 @@ function Writer:matrix(p)
   return section
 end
 
---- A table of a state_dict in `dtype`.
-function Writer:table(weight, columns, dtype)
+--- A table (see by_rows) in `dtype`.
+function Writer:table(weight, rows, columns, dtype)
   local section = self:begin()
-  by_rows(weight, columns, function(rows) self:put(encoded(rows, dtype)) end)
+  by_rows(weight, rows, columns, function(block) self:put(encoded(block, dtype)) end)
   return section
 end
 
@@ -175,14 +169,13 @@ local function operation_json(o, index, weight, bags)
 end
 
 --- Write everything but the name. p: { writer =, operations =, values = (of the lowering, those that are used), inputs =, outputs =,
---- tables = { { name =, weight = of the state_dict, rows =, columns =, dtype = } }, name =, step = }. Returns the path of the finished file,
---- on rank 0.
+--- tables = { { name =, weight =, rows =, columns =, dtype = } }, name =, step = }. Returns the path of the finished file, on rank 0.
 function M.write(p)
   local w, renumbered, values = p.writer, {}, {}
   local function index(old) return renumbered[old] end
   local tables = util.map(p.tables, function(t)
     return object({ "name", t.name }, { "dtype", t.dtype }, { "rows", t.rows }, { "columns", t.columns },
-      { "section", w:table(t.weight, t.columns, t.dtype) })
+      { "section", w:table(t.weight, t.rows, t.columns, t.dtype) })
   end)
   for old, v in util.ordered(p.values) do
     renumbered[old] = #values

@@ -99,7 +99,8 @@ local function collections_of(func, model)
             P.fail(("%s: module '%s' orders its outputs in a way that is not known"):format(func, entry.path))
           end
           outputs[#outputs + 1] = { name = name, feature = feature, table = config.name, pooling = config.pooling:lower(),
-            columns = config.embedding_dim, rows = config.num_embeddings, weighted = weighted, path = entry.path }
+            columns = config.embedding_dim, rows = config.num_embeddings, weighted = weighted, path = entry.path,
+            module = m }
         end
       end
       list[#list + 1] = { module = m, path = entry.path, outputs = outputs }
@@ -167,8 +168,18 @@ local function needed(l, outputs)
   return kept, values
 end
 
+--- How the rows of an output's table are read (file.lua), and their dtype.
+local function weight_of(func, out, state, key)
+  local m = out.module
+  if type(m.table_rows) == "function" then
+    return function(row, n) return m:table_rows(out.table, "weight", row, n) end, m:table_rows(out.table, "weight", 0, 0):dtype()
+  end
+  local weight = state()[key] or P.fail(("%s: the model's state has no '%s'"):format(func, key))
+  return weight, weight:dtype()
+end
+
 --- The inputs of the file, and the tables: fills in the numbers that operations and values have for them.
-local function inputs_of(func, a, kept, values, state)
+local function inputs_of(func, a, kept, values, state_dict)
   local inputs, tables, by_name, by_table, rows = {}, {}, {}, {}, {}
   local optional = {}
   for _, name in ipairs(a.optional or {}) do optional[name] = true end
@@ -195,14 +206,14 @@ local function inputs_of(func, a, kept, values, state)
       local key = ("%s.embedding_bags.%s.weight"):format(out.path, out.table)
       if out.path == "" then key = key:sub(2) end
       if not by_table[key] then
-        local weight = state[key] or P.fail(("%s: the model's state has no '%s'"):format(func, key))
+        local weight, own = weight_of(func, out, state_dict, key)
         local dtype = type(a.tables) == "table" and (a.tables[out.table] or a.tables.default) or a.tables
-        if dtype == nil or dtype == "as they are" or type(dtype) == "table" then dtype = weight:dtype() end
+        if dtype == nil or dtype == "as they are" or type(dtype) == "table" then dtype = own end
         if not file.table_dtypes[dtype] then
           P.fail(("%s: table '%s' as '%s', allowed: f32, f16, bf16, int8, int4, fp8"):format(func, out.table, tostring(dtype)))
         end
         tables[#tables + 1] = { name = out.table, weight = weight, rows = out.rows, columns = out.columns, dtype = dtype,
-          rounded = dtype ~= weight:dtype() and dtype ~= "f32" }
+          rounded = dtype ~= own and dtype ~= "f32" }
         by_table[key] = #tables - 1
       end
       b.index = by_table[key]
@@ -227,7 +238,7 @@ local function allowed(func, a, report, tables)
   local most = a.allowed_difference or (not rounded and 0) or nil
   local equal = not most or report.difference <= most
   if not equal then
-    P.fail(("%s: the file would answer otherwise than the model: by up to %.3g, allowed: %.3g (allowed_difference). Nothing was written\n%s")
+    P.fail(("%s: the file would answer otherwise than the model, by up to %.3g, allowed_difference: %.3g. Nothing was written\n%s")
       :format(func, report.difference, most, compare.text(report)))
   end
   local good = not report.model or not report.file or report.file.ne <= report.model.ne * (1 + a.allowed_ne)
@@ -261,7 +272,7 @@ local function export(func, model, path, a)
   local call = a.call or default_call
   local collections = collections_of(func, model)
   local kept, values, outputs, traces = recorded(model, call, a, collections)
-  local inputs, tables = inputs_of(func, a, kept, values, model:state_dict())
+  local inputs, tables = inputs_of(func, a, kept, values, function() return model:state_dict() end)
   local rank = P.state.world and P.state.world:rank() or 0
   local writer = file.Writer(path, rank)
   local ok, report = pcall(function()

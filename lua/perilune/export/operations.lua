@@ -152,13 +152,15 @@ local function cat(l, list, d, shape)
 end
 
 function M.cat(l)
-  local a, shape = l:arguments(), l:result_shape()
-  cat(l, a[1], l:dim(a[2] or 1, #shape, "cat"), shape)
+  local a = l:arguments()
+  local d = l:dim(a[2] or 1, #l.entry.results[1].shape, "cat")
+  cat(l, a[1], d, l:result_shape())
 end
 
 function M.stack(l)
-  local a, shape = l:arguments(), l:result_shape()
-  local d, list = l:dim(a[2] or 1, #shape, "stack"), {}
+  local a = l:arguments()
+  local d, list = l:dim(a[2] or 1, #l.entry.results[1].shape, "stack"), {}
+  local shape = l:result_shape()
   for i, x in ipairs(a[1]) do
     local own = util.copy(x.shape)
     table.insert(own, d, 1)
@@ -231,10 +233,11 @@ end
 
 --- As peri__reduce: neighbours that are summed are one dimension, and the last such group comes first.
 local function reduce(l, mean)
-  local a, shape = l:arguments(), l:result_shape()
+  local a = l:arguments()
   local x, summed, groups = l:sample(a[1], "the tensor"), {}, {}
   if not a[2] then l:fail "a sum over everything goes across samples: an answer would depend on the others of its batch" end
   for _, d in ipairs(type(a[2]) == "table" and a[2] or { a[2] }) do summed[l:dim(d, #x.shape, "a sum")] = true end
+  local shape = l:result_shape()
   local scale = 1
   for i, size in ipairs(x.shape) do
     if summed[i] and mean then scale = scale * size end

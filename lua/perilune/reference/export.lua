@@ -1,0 +1,88 @@
+-- export.lua: Model files.
+--
+-- A trained model as one file that answers, also without Lua: what it is, what can be exported, and what is promised, is in
+-- [model_file.md](../model_file.md); the C side is [perilune/model.h](c_model.md).
+---@meta
+
+---@class peri
+local peri = {}
+
+---@class peri.export
+peri.export = {}
+
+---@class peri.nn
+peri.nn = {}
+
+---@class peri.nn.Module
+peri.nn.Module = {}
+
+---A trained model as a file that answers. It runs twice on a part of the first batch, which is recorded; then the file's answers for all
+---batches are compared with the model's, and the file gets its name. Collective if the model's tables are spread over ranks: rank 0 writes.
+---
+---Errors: what depends on the numbers of a batch, what goes across samples, and what has no form for inference, with the line that
+---called it; answers that differ by more than is allowed.
+---
+---```lua
+---local Model = peri.nn.Module:extend "Model"
+---function Model:init() self.linear = peri.nn.Linear { in_features = 3, out_features = 1 } end
+---function Model:forward(batch) return self.linear(batch.x):sigmoid() end
+---local path, held_out = os.tmpname(), { x = peri.Tensor.uniform({ 20, 3 }, -1, 1, 7) }
+---local report = peri.export.save(Model(), path, { batches = { held_out }, probabilities = true })
+---print(peri.export.text(report)) --> 0 of 20 numbers for 20 samples differ, by up to 0
+---local file = peri.export.open(path, { verify = true })
+---print(file:predict(held_out).logits) --> tensor f32 [20, 1] on cpu
+---os.remove(path)
+---```
+---@param model peri.nn.Module The model, sharded or not.
+---@param path string Where the file will be.
+---@param options? table Named options, of which [model_file.md](../model_file.md) has a table; `batches` is required (default: none).
+---@return table report On rank 0, `{ samples =, numbers =, differ =, difference =, model =, file = }`; `model` and `file` are `{ auc =, ne = }`.
+function peri.export.save(model, path, options) end
+
+---The report of an export in words.
+---
+---Errors: something else than a report.
+---@param r table What `save` returned.
+---@return string text One line, and a second one with AUC and NE where batches have labels.
+function peri.export.text(r) end
+
+---Open a model file. What it has are `describe()`, `inputs()`, `outputs()`, `tables()`, `verify()`, `check_unchanged()` and
+---`predict(batch)`: a table of tensors by the names of the outputs.
+---
+---Errors: no such file; one that is no model file, is damaged, or is not whole; one of a later version.
+---@param path string The file.
+---@param options? table `{ verify = true }` reads it all and compares its checksums; `{ copy = true }` reads it into memory of its own
+---instead of mapping it (default: neither).
+---@return peri_model file
+function peri.export.open(path, options) end
+
+---Call a function with products of f32 whose sums have one order, as model files have them: the model then gives the bits of its file,
+---whatever the size of the batch.
+---
+---Errors: those of the function.
+---
+---```lua
+---local x, w = peri.Tensor.uniform({ 50, 9 }, -1, 1, 1), peri.Tensor.uniform({ 4, 9 }, -1, 1, 2)
+---peri.export.ordered(function()
+---  local whole, one = peri.nn.functional.linear(x, w), peri.nn.functional.linear(x:slice(1, 7, 8), w)
+---  print(whole:slice(1, 7, 8):item(0) == one:item(0)) --> true
+---end)
+---```
+---@param call function It is called with the arguments behind it.
+---@return any results What it returned.
+function peri.export.ordered(call, ...) end
+
+---The same as `peri.export.save(model, path, options)`.
+---
+---Errors: those of `peri.export.save`.
+---
+---```lua
+---local model, path = peri.nn.Sequential { peri.nn.Linear { in_features = 3, out_features = 2 } }, os.tmpname()
+---local report = model:export(path, { batches = { { x = peri.ones { 11, 3 } } }, call = function(m, batch) return m(batch.x) end })
+---print(report.differ) --> 0
+---os.remove(path)
+---```
+---@param path string Where the file will be.
+---@param options? table As there (default: none).
+---@return table report
+function peri.nn.Module:export(path, options) end
