@@ -7,12 +7,15 @@
 ---@class peri
 local peri = {}
 
+---Model files: `peri.export`.
 ---@class peri.export
 peri.export = {}
 
+---The dense part of models: `peri.nn`.
 ---@class peri.nn
 peri.nn = {}
 
+---Parameters, buffers and sub-modules under names, and what they compute.
 ---@class peri.nn.Module
 peri.nn.Module = {}
 
@@ -36,7 +39,7 @@ peri.nn.Module = {}
 ---@param model peri.nn.Module The model, sharded or not.
 ---@param path string Where the file will be.
 ---@param options? table Named options, of which [model_file.md](../model_file.md) has a table; `batches` is required (default: none).
----@return table report On rank 0, `{ samples =, numbers =, differ =, difference =, model =, file = }`; `model` and `file` are `{ auc =, ne = }`.
+---@return table report On rank 0: `{ samples =, numbers =, differ =, difference =, model = { auc =, ne = }, file = likewise }`.
 function peri.export.save(model, path, options) end
 
 ---The report of an export in words.
@@ -51,8 +54,7 @@ function peri.export.text(r) end
 ---
 ---Errors: no such file; one that is no model file, is damaged, or is not whole; one of a later version.
 ---@param path string The file.
----@param options? table `{ verify = true }` reads it all and compares its checksums; `{ copy = true }` reads it into memory of its own
----instead of mapping it (default: neither).
+---@param options? table `{ verify = true }`: compare all checksums; `{ copy = true }`: read it into memory (default: neither).
 ---@return peri_model file
 function peri.export.open(path, options) end
 
@@ -68,7 +70,8 @@ function peri.export.open(path, options) end
 ---  print(whole:slice(1, 7, 8):item(0) == one:item(0)) --> true
 ---end)
 ---```
----@param call function It is called with the arguments behind it.
+---@param call function The function.
+---@param ... any Its arguments.
 ---@return any results What it returned.
 function peri.export.ordered(call, ...) end
 
