@@ -263,7 +263,7 @@ for _, path in ipairs(specs) do
     local ranked = { PERI_NUM_THREADS = "1", PERI_COMM_TIMEOUT_S = "30" }
     local function under_mpirun(what, n, env)
       job { name = ("%s (%s, mpirun -n %s)"):format(path, what, n), part = "specs on " .. what, head = head, ranks = tonumber(n),
-        deadline = 360, weight = jobs_limit, argv = busted_argv({ B .. "/perilune", "run", "-n", n }, path), env = with(env, ranked) }
+        deadline = 360, argv = busted_argv({ B .. "/perilune", "run", "-n", n }, path), env = with(env, ranked) }
     end
     local taken = not s.short and not s.few or head:find("cuda: always", 1, true)
     if on_opaque(path) and taken and (wanted.lua or not s.short) then
@@ -291,8 +291,7 @@ for _, path in ipairs(specs) do
     elseif options.busted == "" then skip(path .. " under mpirun", "busted was not found")
     else
       for n in worlds:gmatch "%d+" do
-        job { name = ("%s (mpirun -n %s)"):format(path, n), part = "specs under mpirun", head = head, ranks = tonumber(n),
-          deadline = 120, weight = jobs_limit,
+        job { name = ("%s (mpirun -n %s)"):format(path, n), part = "specs under mpirun", head = head, ranks = tonumber(n), deadline = 120,
           env = { PERI_NUM_THREADS = "1", PERI_COMM_TIMEOUT_S = "30" }, argv = busted_argv({ B .. "/perilune", "run", "-n", n }, path) }
       end
     end

@@ -11,6 +11,7 @@ local plan = peri.plan
 
 local ROWS = 1000
 local COLUMNS = { 64, 64, 24 } -- of bags; those of sequences are all alike
+local FUSED = { optimizer = "sgd", learning_rate = 1 }
 
 local kinds = {
   table_wise = function(t, n) return plan.table_wise(t % n) end,
@@ -81,10 +82,17 @@ local function features_of(batch, rank, device, bags)
 end
 
 --- Whole numbers that differ from place to place, as a tensor.
-local function numbers(rows, cols, seed, device)
+local function new_numbers(rows, cols, seed, device)
   local data = ffi.new("float[?]", rows * cols + 1)
   for i = 0, rows * cols - 1 do data[i] = (i * 7 + seed * 11 + math.floor(i / cols) * 3) % 17 - 8 end
   return peri.Tensor.from_memory(data, { rows, cols }, "f32"):to(nil, device)
+end
+
+local known = {}
+local function numbers(rows, cols, seed, device)
+  local key = ("%d %d %d %s"):format(rows, cols, seed, device)
+  known[key] = known[key] or peri.ffi.lasting(new_numbers, rows, cols, seed, device)
+  return known[key]
 end
 
 local function tables_of(config, columns)
@@ -120,30 +128,41 @@ local function gradients(results, rank, device)
   return list
 end
 
+--- What of a case does not depend on the plan, made once for all of them: { batches = of this rank, for each step; results = the plain
+--- module's on them, for each step; gradients = of this rank }.
+local made = {}
+
+local function expected(bags, batch, rank, device, n)
+  local key = ("%s/%s"):format(bags and "bags" or "sequences", batch.name)
+  if made[key] then return made[key] end
+  local columns = bags and COLUMNS or nil
+  local plain = peri[bags and "EmbeddingBagCollection" or "EmbeddingCollection"] {
+    tables = tables_of(bags and peri.EmbeddingBagConfig or peri.EmbeddingConfig, columns), device = device, fused_params = FUSED }
+  load(plain, device, columns)
+  local own, alone = features_of(batch, rank, device, bags), {}
+  for r = 0, n - 1 do alone[r] = results_of(plain, r == rank and own or features_of(batch, r, device, bags), bags) end
+  for r = 0, n - 1 do peri.backward(alone[r], gradients(alone[r], r, device)) end
+  made[key] = { batch = own, results = { alone[rank], results_of(plain, own, bags) }, gradients = gradients(alone[rank], rank, device) }
+  return made[key]
+end
+
 local function check(bags, kind, batch)
   return function(world, device, n)
-    local columns = bags and COLUMNS or nil
-    local config = bags and peri.EmbeddingBagConfig or peri.EmbeddingConfig
-    local fused = { optimizer = "sgd", learning_rate = 1 }
-    local entries, alone = {}, {}
+    local columns, entries = bags and COLUMNS or nil, {}
     for t = 1, #COLUMNS do entries["t" .. t] = kinds[kind](t, n) end
     local sharded = peri.shard[bags and "ShardedEmbeddingBagCollection" or "ShardedEmbeddingCollection"] {
-      tables = tables_of(config, columns), plan = entries, group = world, device = device, gradient_division = false, fused_params = fused }
-    local plain = peri[bags and "EmbeddingBagCollection" or "EmbeddingCollection"] { tables = tables_of(config, columns), device = device,
-      fused_params = fused }
+      tables = tables_of(bags and peri.EmbeddingBagConfig or peri.EmbeddingConfig, columns), plan = entries, group = world, device = device,
+      gradient_division = false, fused_params = FUSED }
     load(sharded, device, columns)
-    load(plain, device, columns)
+    local want = peri.ffi.lasting(expected, bags, batch, world:rank(), device, n)
     for step = 1, 2 do
-      local own = features_of(batch, world:rank(), device, bags)
-      local results = results_of(sharded, own, bags)
-      for r = 0, step == 1 and n - 1 or -1 do alone[r] = results_of(plain, features_of(batch, r, device, bags), bags) end
-      for i, x in ipairs(step == 1 and alone[world:rank()] or results_of(plain, own, bags)) do
+      local results = results_of(sharded, want.batch, bags)
+      for i, x in ipairs(want.results[step]) do
         assert.same(x:shape(), results[i]:shape())
         local gap = x - results[i]
         if gap:numel() > 0 then assert.equal(0, (gap * gap):sum():item(), ("step %d, result %d"):format(step, i)) end
       end
-      peri.backward(results, gradients(results, world:rank(), device))
-      for r = 0, step == 1 and n - 1 or -1 do peri.backward(alone[r], gradients(alone[r], r, device)) end
+      if step == 1 then peri.backward(results, want.gradients) end
     end
   end
 end
