@@ -1,10 +1,11 @@
 -- Processes that die, stop or run out of data while they train, in each slot of a schedule: every other rank gets an error that names
 -- them, by its deadline; without data, all ranks end together, and well.
 -- PERI_TEST_SCHEDULES: which ("sparse_dist prefetch_sparse_dist one_f_one_b"; "all"). PERI_TEST_FAULTS: ("dies dry stalls").
+-- Unless one of them is set, processes die in every other slot and stop in those between: the same waits notice both.
 -- PERI_TEST_RANKS: how many train together (2, stages 4). Within tests/net/nodes they are spread over its machines.
 -- (mpirun: none: it starts its own)
 -- deadline: 240 s
--- takes: 60 s
+-- takes: 40 s
 local peri = require "perilune"
 local shell = require "spec.support.shell"
 local support = require "spec.support.pipeline_faults"
@@ -13,24 +14,34 @@ local found = shell.has "mpirun"
 local names = os.getenv "PERI_TEST_SCHEDULES" or "sparse_dist prefetch_sparse_dist one_f_one_b"
 if names == "all" then names = table.concat(peri.pipeline.schedules.names, " ") end
 local wanted = os.getenv "PERI_TEST_FAULTS" or "dies dry stalls"
+local every = os.getenv "PERI_TEST_FAULTS" or os.getenv "PERI_TEST_SCHEDULES"
 local machines = os.getenv "PERI_TEST_SLOTS" ~= nil
 local function ranks_of(name) return tonumber(os.getenv "PERI_TEST_RANKS" or name == "one_f_one_b" and 4 or 2) end
 
---- Start an mpirun of a group of ranks for each slot. The function that is returned waits for its end: what each rank of the groups said,
---- by slot and rank, and the log. Ranks write to files of their own, so that none of them waits for what another makes mpirun carry. (On
---- several machines Open MPI 4's mpirun that is to survive a killed process never ends: it is ended when all have said what they have to
---- say; and where a rank is caught within Open MPI, which the kill of a process of another machine does now and then, its last word is what
---- the guard of such calls says.)
-local function start(name, fault, deadline, slots)
+--- Slots of a schedule in which a fault happens, the first one's number, and how far their numbers are apart.
+local function chosen(slots, fault)
+  local first, step = fault == "stalls" and not every and 2 or 1, fault ~= "dry" and not every and 2 or 1
+  local list = {}
+  for number = first, #slots, step do list[#list + 1] = slots[number] end
+  return list, first, step
+end
+
+--- Start an mpirun of a group of ranks for each slot; where nobody is lost and all are on one machine, of one group for all slots. The
+--- function that is returned waits for its end: what each rank of the groups said, by slot and rank, and the log. Ranks write to files of
+--- their own, so that none of them waits for what another makes mpirun carry. (On several machines Open MPI 4's mpirun that is to survive a
+--- killed process never ends: it is ended when all have said what they have to say; and where a rank is caught within Open MPI, which the
+--- kill of a process of another machine does now and then, its last word is what the guard of such calls says.)
+local function start(name, fault, deadline, slots, first, step)
   local n, ranks = #slots, ranks_of(name)
-  local size = ranks * n
+  local one_group = fault == "dry" and not machines
+  local size = one_group and ranks or ranks * n
   local left = machines and n * (fault == "dry" and ranks or ranks - 1) or math.huge
   local folder, clean = shell.temporary()
   local own_file = ("sh -c 'exec \"$@\" >%s/$OMPI_COMM_WORLD_RANK 2>&1' sh"):format(folder)
   local command = "export LUA_PATH='%s' PERI_NUM_THREADS=1; exec timeout %d %s --enable-recovery -n %d %s %s "
-    .. "spec/support/pipeline_fault.lua %s %s %g %d >%s/mpirun 2>&1 & echo $!"
+    .. "spec/support/pipeline_fault.lua %s %s %g %d %d %d >%s/mpirun 2>&1 & echo $!"
   local pipe = assert(io.popen(command:format(package.path, 50 * ranks, shell.mpirun, size, own_file, shell.rank, name, fault,
-    deadline, ranks, folder)))
+    deadline, ranks, first, step, folder)))
   local process = pipe:read "*n"
   pipe:close()
 
@@ -44,21 +55,24 @@ local function start(name, fault, deadline, slots)
     return text
   end
 
-  local ends, places, said = {}, {}, {}
+  local ends, places, said, counts = {}, {}, {}, {}
+  local each = one_group and n or 1 -- slots of a process
   local function say(rank, slot, member, got)
     ends[slot] = ends[slot] or {}
-    ends[slot][member], said[rank], left = got, true, left - 1
+    if ends[slot][member] then return end
+    ends[slot][member], left = got, left - 1
+    counts[rank] = (counts[rank] or 0) + 1
+    said[rank] = counts[rank] == each
   end
   local function look(rank)
     local text = "\n" .. last(rank, 8192)
     local group, member = text:match "\nat|(%d+)|(%d+)|%d+\n"
     if group then places[rank] = { slot = slots[tonumber(group)], member = tonumber(member) } end
-    local slot, own, troubled, seconds, kind, message = text:match "\n(%d+)|(%d+)|(%d+)|([%d.]+)|(%w+)|([^\n]*)\n"
-    if slot then
-      return say(rank, tonumber(slot), tonumber(own),
+    for slot, own, troubled, seconds, kind, message in text:gmatch "%f[^\n](%d+)|(%d+)|(%d+)|([%d.]+)|(%w+)|([^\n]*)\n" do
+      say(rank, tonumber(slot), tonumber(own),
         { troubled = tonumber(troubled), seconds = tonumber(seconds), name = kind, message = message })
     end
-    local place = machines and fault == "dies" and places[rank]
+    local place = not said[rank] and machines and fault == "dies" and places[rank]
     if place and text:match "\nperilune: rank %d+ of the world %b(): a call of MPI [^\n]* not come back" then
       say(rank, place.slot, place.member, { caught = true })
     end
@@ -121,7 +135,7 @@ describe("a process that", function()
     if not wanted:match "stalls" or not found then return end
     for name in names:gmatch "%S+" do
       if ranks_of(name) == 2 and n < 2 then
-        n, stalled[name] = n + 1, start(name, "stalls", deadline_of(name, "stalls"), (support.slots(name, 2)))
+        n, stalled[name] = n + 1, start(name, "stalls", deadline_of(name, "stalls"), chosen(support.slots(name, 2), "stalls"))
       end
     end
   end)
@@ -136,9 +150,10 @@ describe("a process that", function()
         local victim = support.victim(ranks)
         local slots, operations = support.slots(name, ranks)
         assert.is_true(#slots >= operations)
-        local finish = fault == "stalls" and stalled[name] or start(name, fault, deadline_of(name, fault), slots)
+        local picked, first, step = chosen(slots, fault)
+        local finish = fault == "stalls" and stalled[name] or start(name, fault, deadline_of(name, fault), picked, first, step)
         local ends, log = finish()
-        for _, slot in ipairs(slots) do
+        for _, slot in ipairs(picked) do
           for rank = 0, ranks - 1 do
             local got = ends[slot] and ends[slot][rank]
             if rank == victim and fault ~= "dry" then

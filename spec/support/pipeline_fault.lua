@@ -1,7 +1,9 @@
 -- pipeline_fault.lua: groups of ranks, each of which trains with the schedule of one slot: in that slot, at batch 2, one rank of the group
 -- dies (kill -9), stops (SIGSTOP), or has no more data, and the others say how their run ended. On several machines each group is spread
--- over all of them. spec/pipeline/faults_spec.lua runs it under mpirun, with so many ranks for each slot:
---   luajit spec/support/pipeline_fault.lua SCHEDULE FAULT DEADLINE RANKS    prints "at|group|rank|rank in the world" at first, and
+-- over all of them. (Where it has no more data, one group may go from slot to slot.) spec/pipeline/faults_spec.lua runs it under mpirun,
+-- with so many ranks for each group:
+--   luajit spec/support/pipeline_fault.lua SCHEDULE FAULT DEADLINE RANKS FIRST STEP
+-- takes slots FIRST, FIRST + STEP, ...; prints "at|group|rank|rank in the world" at first, and
 --   "SLOT|rank|that rank in the world|seconds|error name|message" lines; where a run ends well: "ok|steps of batches given"
 local peri = require "perilune"
 local P = require "perilune.ffi"
@@ -41,14 +43,11 @@ local function own_group(world, size)
   end
 end
 
-local function main(name, fault, deadline, size)
-  C.peri_log_level_set(C.PERI_LOG_ERROR)
-  local world = peri.init { timeout = 60 }
-  local group, number = own_group(world, size)
-  io.stdout:write(("at|%d|%d|%d\n"):format(number, group:rank(), world:rank()))
-  io.stdout:flush()
+--- Train with the schedule of the number-th slot, and say how that ended.
+local function run(name, fault, deadline, group, number)
   group:timeout(name == "prefetch_fused_2d" and 20 or 60) -- many processes start on few cores; groups within keep it
   P.state.world = group
+  local size = group:size()
   local victim, over = group:rank() == faults.victim(size), false
   local troubled = group:global_rank(faults.victim(size))
   local slot, given, steps = nil, 0, 0
@@ -74,7 +73,24 @@ local function main(name, fault, deadline, size)
   local said = ok and ("ok|%d of %d"):format(steps, given) or ("%s|%s"):format(err.name or "Lua", (tostring(err):gsub("\n.*", "")))
   io.stdout:write(("%d|%d|%d|%.2f|%s\n"):format(slot or -number, group:rank(), troubled, seconds, said))
   io.stdout:flush()
+end
+
+local function main(name, fault, deadline, size, first, step)
+  C.peri_log_level_set(C.PERI_LOG_ERROR)
+  local world = peri.init { timeout = 60 }
+  if fault == "dry" and world:size() == size then -- nobody is lost: the same ranks go from slot to slot
+    local ranks = {}
+    for r = 0, world:size() - 1 do ranks[r + 1] = r end
+    for number = first, #faults.slots(name, size), step do
+      run(name, fault, deadline, world:new_group(ranks, "slot " .. number), number)
+    end
+    os.exit(0, true)
+  end
+  local group, number = own_group(world, size)
+  io.stdout:write(("at|%d|%d|%d\n"):format(number, group:rank(), world:rank()))
+  io.stdout:flush()
+  run(name, fault, deadline, group, first + (number - 1) * step)
   os.exit(0, true)
 end
 
-main(arg[1], arg[2], tonumber(arg[3]), tonumber(arg[4]))
+main(arg[1], arg[2], tonumber(arg[3]), tonumber(arg[4]), tonumber(arg[5]), tonumber(arg[6]))

@@ -1,8 +1,8 @@
 -- schedule.lua: which programs of tests/run.lua run beside each other, in which order; and what they took.
 --
 -- A program has a weight, of which the machine takes as much as it has processors: 1 is usual, a program that mostly waits has a third, and
--- one that runs alone, such as ranks under mpirun, has all of it. Long programs begin first, so that none of them is left over at the end
--- with idle processors beside it.
+-- one that runs alone, such as ranks on several machines, has all of it. Long programs begin first, so that none of them is left over at
+-- the end with idle processors beside it.
 local process = require "tests.harness.process"
 
 local M = {}
