@@ -76,7 +76,11 @@ end
 
 local function luacheck(ctx)
   if ctx.luacheck == "" then return {}, "luacheck was not found" end
-  local out = ctx.lines "luacheck --no-color --quiet --codes --ranges $(ls -d lua examples spec tests runtime/gen 2>/dev/null) 2>&1"
+  local words = "--no-color --quiet --codes --ranges $(ls -d lua examples spec tests runtime/gen 2>/dev/null) 2>&1"
+  -- LuaJIT's interpreter takes less than half the time of the Lua that distributions have luacheck run by
+  local faster = #ctx.lines "luajit -e 'require \"luacheck.version\"' 2>&1" == 0 and ctx.lines("command -v luacheck")[1]
+  local script = faster and ctx.read(faster):match "^#![^\n]*lua" and "luajit -joff " .. faster or "luacheck"
+  local out = ctx.lines(script .. " " .. words)
   if #out > 0 and out[#out]:match "^Total: 0 warnings / 0 errors" then return {} end
   return out
 end
