@@ -185,6 +185,7 @@ local function make_parser()
   parser:command("doctor", "Look whether this machine has what Perilune uses, and say what to do where it does not.")
   add_calibrate(parser)
   add_checkpoint(parser)
+  require("perilune.launch.serve").add(parser)
   local help = parser:command("help", "What the reference (docs/reference) says of a name, such as KeyedJaggedTensor or permute.")
   help:argument("name", "A name of Lua or C, or a page; without one: the pages."):args "?"
   help:flag("--names", "Print all names that it tells about.")
@@ -398,6 +399,7 @@ function M.main(words)
     return require("perilune.launch").run { script = function() require("perilune.launch.schedules").trace(options) end,
       words = list, ranks = options.ranks, arguments = {} }
   end
+  if options.command == "serve" then return require("perilune.launch.serve").run(options) end
   if options.command == "checkpoint" then
     local command = require "perilune.launch.checkpoints"
     local refusal = command.refusal(options)

@@ -103,6 +103,22 @@ static int set_variable(lua_State *L)
     return 0;
 }
 
+/** become(program, words): this process goes on as another program. Returns why it does not. */
+static int become(lua_State *L)
+{
+    const char *words[1024] = {luaL_checkstring(L, 1)};
+    size_t n = lua_objlen(L, 2);
+    if (n > 1022) return luaL_error(L, "become: %d words, at most 1022", (int)n);
+    for (size_t i = 1; i <= n; i++) {
+        lua_rawgeti(L, 2, (int)i);
+        words[i] = luaL_checkstring(L, -1); /* the table keeps it */
+        lua_pop(L, 1);
+    }
+    execv(words[0], (char *const *)words);
+    lua_pushstring(L, strerror(errno));
+    return 1;
+}
+
 /** peer_memory(): may processes of one user read each other's memory (process_vm_readv)? Containers and hardened kernels forbid it;
  *  Open MPI then complains unless it is told. */
 static int peer_memory(lua_State *L)
@@ -124,7 +140,7 @@ static int prepare(lua_State *L);
 static int open_launcher(lua_State *L)
 {
     static const luaL_Reg functions[] = {{"cpus", cpus}, {"seconds", seconds}, {"root", root}, {"terminal", terminal},
-                                         {"setenv", set_variable},
+                                         {"setenv", set_variable}, {"become", become},
                                          {"peer_memory", peer_memory}, {NULL, NULL}};
     lua_newtable(L);
     luaL_register(L, NULL, functions);

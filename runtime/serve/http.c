@@ -255,7 +255,7 @@ static const char *objection(const peri__http *http, const headers *h, const cha
     if (h->hosts > 1 || (h->hosts == 0 && strcmp(version, "HTTP/1.1") == 0)) return "one Host is wanted";
     if (h->json_bytes && plain_number(h->json_bytes) < 0) return "Inference-Header-Content-Length is no whole number";
     *status = 403;
-    if (h->hosts && !own_host(http, h->host)) return "Host is not a name of this server (perilune serve --name)";
+    if (h->hosts && !own_host(http, h->host)) return "Host is not a name of this server (perilune serve --host)";
     if (!own_origin(h)) return "Origin is a page of another server";
     return NULL;
 }

@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * model_file.c: see model_file.h.
+ */
+#include "model_file.h"
+
+#include <perilune/model.h>
+#include <stdio.h>
+#include <sys/stat.h>
+
+enum { MOST_NAME = 128 };
+
+/** Weights of an input are a feature of their own here: `from` and `weights` say which columns an input of the model takes. */
+typedef struct input_map {
+    int32_t column, weights; /* weights -1: none */
+} input_map;
+
+typedef struct file_model {
+    peri__serve_model model;
+    peri_model *file;
+    int64_t n;                 /* inputs of the file */
+    input_map *map;            /* [n] */
+    peri__serve_input *inputs; /* [facts.n_inputs] */
+    char **names;              /* [n] names of weights; NULL: of an input without */
+    peri__serve_output *outputs;
+    char name[MOST_NAME], version[40];
+} file_model;
+
+typedef struct file_context {
+    peri_model_context *context;
+    peri_model_values *values; /* [n] */
+} file_context;
+
+static void close_file(peri__serve_model *model)
+{
+    file_model *m = (file_model *)model;
+    for (int64_t i = 0; m->names && i < m->n; i++) peri__free(m->names[i]);
+    peri__free(m->names);
+    peri__free(m->map);
+    peri__free(m->inputs);
+    peri__free(m->outputs);
+    peri_model_release(m->file);
+    peri__free(m);
+}
+
+static void drop(peri__serve_model *model, void *context)
+{
+    file_context *c = context;
+    (void)model;
+    peri_model_context_release(c->context);
+    peri__free(c->values);
+    peri__free(c);
+}
+
+static peri_status new_context(peri__serve_model *model, int64_t most, void **out)
+{
+    file_model *m = (file_model *)model;
+    file_context *c = peri__alloc_zero(sizeof *c);
+    if (!c) return PERI_ENOMEM;
+    c->values = peri__alloc_zero(sizeof *c->values * (size_t)m->n);
+    peri_status status = c->values ? peri_model_context_new(m->file, most, PERI__SERVE_MOST_IDS, &c->context) : PERI_ENOMEM;
+    if (status < 0) return drop(model, c), status;
+    *out = c;
+    return PERI_OK;
+}
+
+static const peri_model_values *values_of(file_model *m, file_context *c, const peri__serve_column *columns)
+{
+    for (int64_t i = 0; i < m->n; i++) {
+        const peri__serve_column *column = &columns[m->map[i].column];
+        c->values[i] = (peri_model_values){.dense = column->numbers, .ids = column->ids, .offsets = column->offsets};
+        if (m->map[i].weights >= 0) c->values[i].weights = columns[m->map[i].weights].numbers;
+        if (m->inputs[m->map[i].column].kind == PERI__SERVE_IDS) c->values[i].dense = NULL;
+    }
+    return c->values;
+}
+
+static peri_status predict(peri__serve_model *model, void *context, int64_t samples, const peri__serve_column *columns,
+                           float *const *outputs)
+{
+    file_context *c = context;
+    return peri_model_predict(c->context, samples, values_of((file_model *)model, c, columns), outputs);
+}
+
+static int64_t skipped(peri__serve_model *model, void *context, int64_t samples, const peri__serve_column *columns)
+{
+    int64_t n = 0;
+    file_model *m = (file_model *)model;
+    return peri_model_check(m->file, samples, values_of(m, context, columns), &n) < 0 ? 0 : n;
+}
+
+static const peri__serve_kind kind = {new_context, drop, predict, NULL, close_file};
+static const peri__serve_kind mapped_kind = {new_context, drop, predict, skipped, close_file};
+
+/** The inputs of the file as features: those with weights are two. */
+static peri_status take_inputs(file_model *m)
+{
+    const peri_model_input *from = peri_model_inputs(m->file, &m->n);
+    m->map = peri__alloc_zero(sizeof *m->map * (size_t)m->n + 1);
+    m->names = peri__alloc_zero(sizeof *m->names * (size_t)m->n + 1);
+    m->inputs = peri__alloc_zero(sizeof *m->inputs * (size_t)(2 * m->n) + 1);
+    if (!m->map || !m->names || !m->inputs) return PERI_ENOMEM;
+    int32_t f = 0;
+    for (int64_t i = 0; i < m->n; i++) {
+        bool ids = from[i].kind == PERI_MODEL_IDS;
+        m->map[i] = (input_map){f, from[i].weighted ? f + 1 : -1};
+        m->inputs[f++] = (peri__serve_input){
+            .name = from[i].name, .kind = ids ? PERI__SERVE_IDS : PERI__SERVE_NUMBERS, .width = from[i].columns,
+            .rows = ids && !from[i].mapped ? (uint64_t)from[i].rows : 0, .skip = from[i].unknown == PERI_MODEL_ID_SKIP,
+            .optional = from[i].optional, .missing = from[i].missing, .any = !from[i].finite};
+        if (ids && from[i].mapped && from[i].unknown == PERI_MODEL_ID_SKIP) m->model.kind = &mapped_kind;
+        if (!from[i].weighted) continue;
+        size_t room = strlen(from[i].name) + sizeof ".weights";
+        if (!(m->names[i] = peri__alloc(room))) return PERI_ENOMEM;
+        snprintf(m->names[i], room, "%s.weights", from[i].name);
+        m->inputs[f] = (peri__serve_input){.name = m->names[i], .kind = PERI__SERVE_WEIGHTS, .of = f - 1, .optional = from[i].optional,
+                                           .any = !from[i].finite};
+        f++;
+    }
+    m->model.facts.inputs = m->inputs;
+    m->model.facts.n_inputs = f;
+    return PERI_OK;
+}
+
+static peri_status take_outputs(file_model *m)
+{
+    int64_t n;
+    const peri_model_output *from = peri_model_outputs(m->file, &n);
+    m->outputs = peri__alloc_zero(sizeof *m->outputs * (size_t)n + 1);
+    if (!m->outputs) return PERI_ENOMEM;
+    for (int64_t k = 0; k < n; k++) m->outputs[k] = (peri__serve_output){from[k].name, from[k].columns};
+    m->model.facts.outputs = m->outputs;
+    m->model.facts.n_outputs = (int32_t)n;
+    return PERI_OK;
+}
+
+/** What requests call the model, and its version: the step of the training, or else the begin of its digest. */
+static void take_name(file_model *m, const char *path, const char *name)
+{
+    peri_model_info info;
+    struct stat st;
+    peri_model_describe(m->file, &info);
+    const char *slash = strrchr(path, '/'), *file = slash ? slash + 1 : path;
+    size_t n = strlen(file), end = n > 5 && strcmp(file + n - 5, ".peri") == 0 ? n - 5 : n;
+    if (name || *info.name) snprintf(m->name, sizeof m->name, "%s", name ? name : info.name);
+    else snprintf(m->name, sizeof m->name, "%.*s", (int)peri__min((int64_t)end, MOST_NAME - 1), file);
+    if (info.step >= 0) snprintf(m->version, sizeof m->version, "%lld", (long long)info.step);
+    else snprintf(m->version, sizeof m->version, "%.12s", info.digest);
+    m->model.facts.name = m->name;
+    m->model.facts.version = m->version;
+    if (stat(path, &st) == 0) m->model.born_unix_ns = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
+}
+
+peri_status peri__serve_open_file(const char *path, const char *name, peri__serve_model **out)
+{
+    file_model *m = peri__alloc_zero(sizeof *m);
+    if (!m) return PERI_ENOMEM;
+    m->model.kind = &kind;
+    peri__refs_init(&m->model.refs);
+    peri_status status = peri_model_open(path, 0, &m->file);
+    if (status >= 0) status = take_inputs(m);
+    if (status >= 0) status = take_outputs(m);
+    if (status < 0) {
+        close_file(&m->model);
+        return status;
+    }
+    take_name(m, path, name);
+    *out = &m->model;
+    return PERI_OK;
+}

@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * model_file.h: a model file (perilune/model.h) as what the server asks.
+ */
+#ifndef PERI_SERVE_MODEL_FILE_H
+#define PERI_SERVE_MODEL_FILE_H
+
+#include "model.h"
+
+/** Open the model file @path. @name: what requests call it; NULL: the name in the file, or else that of the file. @out new. */
+peri_status peri__serve_open_file(const char *path, const char *name, peri__serve_model **out);
+
+#endif
