@@ -45,6 +45,7 @@ struct peri__http {
     peri__http_owner owner;
     char **names; /* copies of options.names */
     int32_t port;
+    int listening; /* the socket that listened, once it no longer does; else -1 */
     pthread_t watcher;
     bool watching;
     pthread_mutex_t lock; /* of the list, the links and the flags below */
@@ -523,6 +524,7 @@ peri_status peri__http_open(const peri__http_options *options, const peri__http_
     http->options = *options;
     http->owner = *owner;
     http->port = port;
+    http->listening = -1;
     pthread_condattr_t clock;
     pthread_condattr_init(&clock);
     pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
@@ -554,8 +556,8 @@ void peri__http_quiesce(peri__http *http)
     http->draining = true;
     pthread_mutex_unlock(&http->lock);
     if (before) return;
-    MHD_socket fd = MHD_quiesce_daemon(http->daemon);
-    if (fd != MHD_INVALID_SOCKET) close(fd);
+    http->listening = MHD_quiesce_daemon(http->daemon);
+    if (http->listening >= 0) shutdown(http->listening, SHUT_RDWR); /* closed later: the library's thread may still hold it */
 }
 
 int64_t peri__http_busy(peri__http *http)
@@ -576,6 +578,7 @@ void peri__http_close(peri__http *http)
     if (http->watching) pthread_join(http->watcher, NULL);
     peri__http_quiesce(http);
     MHD_stop_daemon(http->daemon);
+    if (http->listening >= 0) close(http->listening);
     PERI_ASSERT(atomic_load(&http->calls) == 0);
     free_http(http);
 }

@@ -3,6 +3,7 @@
  * main.c: the program perilune-serve, which `perilune serve` becomes. Its words are name=value, checked and made by
  * lua/perilune/launch/serve.lua, which has the help; times are nanoseconds here, sizes bytes.
  */
+#include "follow.h"
 #include "model_file.h"
 #include "server.h"
 
@@ -17,7 +18,7 @@ enum { MOST_HOSTS = 64 };
 typedef struct settings {
     peri__server_options server;
     const char *model, *name, *hosts[MOST_HOSTS];
-    int64_t grace_ns;
+    int64_t grace_ns, watch_ns; /* watch 0: the file is not looked at again */
 } settings;
 
 /** A number of a word; what is out of range is refused, though serve.lua has looked. */
@@ -48,12 +49,19 @@ static bool take_number(settings *s, const char *key, const char *value)
         const char *key;
         int64_t *to, least, most;
     } known[] = {
-        {"port", &port, 0, 65535}, {"workers", &workers, 1, 256}, {"connections", &connections, 1, 1000000},
-        {"samples", &s->server.rules.most_samples, 1, 1 << 20}, {"queue", &s->server.most_queue, 1, 1 << 20},
-        {"batch", &s->server.most_batch, 1, 1 << 20}, {"delay", &s->server.delay_ns, 0, INT64_C(10000000000)},
+        {"port", &port, 0, 65535},
+        {"workers", &workers, 1, 256},
+        {"connections", &connections, 1, 1000000},
+        {"samples", &s->server.rules.most_samples, 1, 1 << 20},
+        {"queue", &s->server.most_queue, 1, 1 << 20},
+        {"batch", &s->server.most_batch, 1, 1 << 20},
+        {"delay", &s->server.delay_ns, 0, INT64_C(10000000000)},
         {"timeout", &s->server.http.request_ns, 1000000, INT64_C(86400000000000)},
-        {"idle", &s->server.http.idle_ns, 1000000, INT64_C(86400000000000)}, {"grace", &s->grace_ns, 0, INT64_C(86400000000000)},
-        {"body", &s->server.http.most_body, 1, INT64_C(1) << 40}, {"memory", &s->server.http.most_bodies, 1, INT64_C(1) << 40},
+        {"idle", &s->server.http.idle_ns, 1000000, INT64_C(86400000000000)},
+        {"grace", &s->grace_ns, 0, INT64_C(86400000000000)},
+        {"watch", &s->watch_ns, 0, INT64_C(86400000000000)},
+        {"body", &s->server.http.most_body, 1, INT64_C(1) << 40},
+        {"memory", &s->server.http.most_bodies, 1, INT64_C(1) << 40},
     };
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         if (strcmp(key, known[i].key) != 0) continue;
@@ -88,30 +96,46 @@ static int serve(const settings *s, const sigset_t *set)
 {
     peri__serve_model *model;
     peri__server *server;
-    if (peri__serve_open_file(s->model, s->name, &model) < 0 || peri__server_open(&s->server, model, &server) < 0) {
+    peri__follow *follow = NULL;
+    char name[256] = "", version[64] = ""; /* copies: the model may be replaced at any time */
+    peri_status status = peri__serve_open_file(s->model, s->name, false, &model);
+    if (status >= 0) snprintf(name, sizeof name, "%s", model->facts.name), snprintf(version, sizeof version, "%s", model->facts.version);
+    if (status >= 0) status = peri__server_open(&s->server, model, &server);
+    if (status >= 0 && s->watch_ns) status = peri__follow_start(server, s->model, name, s->watch_ns, &follow);
+    if (status < 0) {
         fprintf(stderr, "perilune: %s\n", peri_error_message());
         return 1;
     }
     bool bracket = strchr(s->server.http.address, ':') != NULL;
-    printf("perilune serve: model '%s', version %s, on http://%s%s%s:%d/ (%d workers, process %d)\n", model->facts.name,
-           model->facts.version, bracket ? "[" : "", s->server.http.address, bracket ? "]" : "", peri__server_port(server), s->server.workers,
-           (int)getpid());
+    printf("perilune serve: model '%s', version %s, on http://%s%s%s:%d/ (%d workers, process %d)\n", name, version, bracket ? "[" : "",
+           s->server.http.address, bracket ? "]" : "", peri__server_port(server), s->server.workers, (int)getpid());
     fflush(stdout);
-    while (sigwaitinfo(set, NULL) < 0) {}
+    while (sigwaitinfo(set, NULL) < 0) {
+    }
     printf("perilune serve: stopping; what has been asked is finished, for at most %.0f s (a second signal ends it at once)\n",
            (double)s->grace_ns * 1e-9);
     fflush(stdout);
     pthread_sigmask(SIG_UNBLOCK, set, NULL);
+    peri__follow_stop(follow);
     peri__server_stop(server, s->grace_ns);
     return 0;
 }
 
 int main(int argc, char **argv)
 {
-    settings s = {.server = {.http = {.address = "127.0.0.1", .port = 8080, .most_body = 16 << 20, .most_bodies = 256 << 20,
-                                      .most_connections = 1000, .idle_ns = INT64_C(60000000000), .request_ns = INT64_C(10000000000)},
-                             .rules = {.most_samples = 4096}, .workers = 1, .most_queue = 1000, .most_batch = 256},
-                  .grace_ns = INT64_C(30000000000)};
+    settings s = {.server = {.http = {.address = "127.0.0.1",
+                                      .port = 8080,
+                                      .most_body = 16 << 20,
+                                      .most_bodies = 256 << 20,
+                                      .most_connections = 1000,
+                                      .idle_ns = INT64_C(60000000000),
+                                      .request_ns = INT64_C(10000000000)},
+                             .rules = {.most_samples = 4096},
+                             .workers = 1,
+                             .most_queue = 1000,
+                             .most_batch = 256},
+                  .grace_ns = INT64_C(30000000000),
+                  .watch_ns = INT64_C(1000000000)};
     sigset_t set;
     if (!take_words(&s, argc, argv)) return 2;
     s.server.http.names = s.hosts;

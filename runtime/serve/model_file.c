@@ -104,17 +104,21 @@ static peri_status take_inputs(file_model *m)
     for (int64_t i = 0; i < m->n; i++) {
         bool ids = from[i].kind == PERI_MODEL_IDS;
         m->map[i] = (input_map){f, from[i].weighted ? f + 1 : -1};
-        m->inputs[f++] = (peri__serve_input){
-            .name = from[i].name, .kind = ids ? PERI__SERVE_IDS : PERI__SERVE_NUMBERS, .width = from[i].columns,
-            .rows = ids && !from[i].mapped ? (uint64_t)from[i].rows : 0, .skip = from[i].unknown == PERI_MODEL_ID_SKIP,
-            .optional = from[i].optional, .missing = from[i].missing, .any = !from[i].finite};
+        m->inputs[f++] = (peri__serve_input){.name = from[i].name,
+                                             .kind = ids ? PERI__SERVE_IDS : PERI__SERVE_NUMBERS,
+                                             .width = from[i].columns,
+                                             .rows = ids && !from[i].mapped ? (uint64_t)from[i].rows : 0,
+                                             .skip = from[i].unknown == PERI_MODEL_ID_SKIP,
+                                             .optional = from[i].optional,
+                                             .missing = from[i].missing,
+                                             .any = !from[i].finite};
         if (ids && from[i].mapped && from[i].unknown == PERI_MODEL_ID_SKIP) m->model.kind = &mapped_kind;
         if (!from[i].weighted) continue;
         size_t room = strlen(from[i].name) + sizeof ".weights";
         if (!(m->names[i] = peri__alloc(room))) return PERI_ENOMEM;
         snprintf(m->names[i], room, "%s.weights", from[i].name);
-        m->inputs[f] = (peri__serve_input){.name = m->names[i], .kind = PERI__SERVE_WEIGHTS, .of = f - 1, .optional = from[i].optional,
-                                           .any = !from[i].finite};
+        m->inputs[f] = (peri__serve_input){
+            .name = m->names[i], .kind = PERI__SERVE_WEIGHTS, .of = f - 1, .optional = from[i].optional, .any = !from[i].finite};
         f++;
     }
     m->model.facts.inputs = m->inputs;
@@ -151,13 +155,13 @@ static void take_name(file_model *m, const char *path, const char *name)
     if (stat(path, &st) == 0) m->model.born_unix_ns = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
 }
 
-peri_status peri__serve_open_file(const char *path, const char *name, peri__serve_model **out)
+peri_status peri__serve_open_file(const char *path, const char *name, bool verify, peri__serve_model **out)
 {
     file_model *m = peri__alloc_zero(sizeof *m);
     if (!m) return PERI_ENOMEM;
     m->model.kind = &kind;
     peri__refs_init(&m->model.refs);
-    peri_status status = peri_model_open(path, 0, &m->file);
+    peri_status status = peri_model_open(path, verify ? PERI_MODEL_VERIFY : 0, &m->file);
     if (status >= 0) status = take_inputs(m);
     if (status >= 0) status = take_outputs(m);
     if (status < 0) {

@@ -7,7 +7,8 @@
 
 #include "model.h"
 
-/** Open the model file @path. @name: what requests call it; NULL: the name in the file, or else that of the file. @out new. */
-peri_status peri__serve_open_file(const char *path, const char *name, peri__serve_model **out);
+/** Open the model file @path. @name: what requests call it; NULL: the name in the file, or else that of the file. @verify: read all of it,
+ *  and compare its checksums. @out new. */
+peri_status peri__serve_open_file(const char *path, const char *name, bool verify, peri__serve_model **out);
 
 #endif

@@ -32,7 +32,7 @@ local function whole(option, least, most)
   end
 end
 
-local NAMES = { "listen", "port", "name", "workers", "batch", "delay", "queue", "timeout", "idle", "grace", "samples", "body", "memory",
+local NAMES = { "listen", "port", "name", "workers", "batch", "delay", "queue", "timeout", "idle", "grace", "watch", "samples", "body", "memory",
   "connections" }
 
 --- Declare the command and its options.
@@ -45,7 +45,7 @@ function M.add(parser)
     return convert and o:convert(convert) or o
   end
   serve:argument("model", "The model file (model.peri).")
-  option("--listen", "The address to listen on; default: 127.0.0.1, which only this machine reaches. 0.0.0.0 or ::: all that there are. There "
+  option("--listen", "The address to listen on; default: 127.0.0.1, which only this machine reaches; 0.0.0.0 means all addresses. There "
     .. "is no encryption and no password: put a proxy in front where others reach it.", "ADDRESS")
   option("-p --port", "The port (default: 8080; 0: any that is free, which is printed).", "PORT", whole("--port", 0, 65535))
   option("--name", "What requests call the model (default: the name in the file, or else the file's).", "NAME")
@@ -60,6 +60,8 @@ function M.add(parser)
     .. "are closed. As long a client may take to read its answer (10s).", "TIME", time("--timeout", 1e6))
   option("--idle", "A connection without a request is closed after so long (60s).", "TIME", time("--idle", 1e6))
   option("--grace", "At the end: how long what has been asked may take (30s).", "TIME", time("--grace", 0))
+  option("--watch", "Look so often whether the model file has been replaced, and go over to the new one between two batches (1s; 0: never).",
+    "TIME", time("--watch", 0))
   option("--samples", "The most samples of a request (4096).", "N", whole("--samples", 1, 2 ^ 20))
   option("--body", "The most bytes of a request (16M).", "SIZE", size "--body")
   option("--memory", "The most bytes of all requests at one time (256M).", "SIZE", size "--memory")

@@ -1,0 +1,281 @@
+-- `perilune serve`: a model file answers over HTTP what it answers from Lua, bit for bit, in every form of request; the command and its stop.
+-- What clients do that mean no good is in tests/unit/test_serve.c.
+-- takes: 4 s, mostly waits
+local ffi = require "ffi"
+local peri = require "perilune"
+local shell = require "spec.support.shell"
+local json = require "dkjson"
+local nn = peri.nn
+
+local PERILUNE = shell.perilune
+local NAMES, ROWS, SAMPLES = { "a", "b" }, 50, 7
+
+local function run(command)
+  local pipe = io.popen(command .. " 2>&1; printf '\\n%d' $?")
+  local text = pipe:read "*a"
+  pipe:close()
+  local out, code = text:match "^(.*)\n(%d+)$"
+  return out, tonumber(code)
+end
+
+local function has(name)
+  local file = io.open(name)
+  if file then file:close() end
+  return file ~= nil
+end
+
+--- Samples as plain lists, so that they can be said in any form: { dense =, a =, a.weights =, ... }.
+local function make_samples(n)
+  local state, list = 5, {}
+  local function draw(most)
+    state = (state * 1103515245 + 12345) % 2 ^ 31
+    return math.floor(state / 2 ^ 31 * most)
+  end
+  for i = 1, n do
+    local s = { dense = {} }
+    for k = 1, 13 do s.dense[k] = (draw(2000) - 1000) / 512 end
+    for _, name in ipairs(NAMES) do
+      s[name], s[name .. ".weights"] = {}, {}
+      for k = 1, draw(4) do s[name][k], s[name .. ".weights"][k] = draw(ROWS), draw(100) / 64 end
+    end
+    list[i] = s
+  end
+  return list
+end
+
+local function batch(samples)
+  local dense, labels, values, weights, lengths = {}, {}, {}, {}, {}
+  for i, s in ipairs(samples) do dense[i], labels[i] = s.dense, i % 2 end
+  for _, name in ipairs(NAMES) do
+    for _, s in ipairs(samples) do
+      lengths[#lengths + 1] = #s[name]
+      for k, id in ipairs(s[name]) do
+        values[#values + 1], weights[#weights + 1] = id, s[name .. ".weights"][k]
+      end
+    end
+  end
+  return { dense_features = peri.tensor(dense), labels = peri.tensor(labels),
+    sparse_features = peri.KeyedJaggedTensor { keys = NAMES, values = values, lengths = lengths, weights = weights } }
+end
+
+local function make_model()
+  local tables = {}
+  for i, name in ipairs(NAMES) do
+    tables[i] = peri.EmbeddingBagConfig { name = "t_" .. name, num_embeddings = ROWS, embedding_dim = 8, feature_names = { name } }
+  end
+  local collection = peri.EmbeddingBagCollection { tables = tables, is_weighted = true }
+  return nn.DLRMTrain(nn.DLRM { embedding_bag_collection = collection, dense_in_features = 13, dense_arch_layer_sizes = { 20, 8 },
+    over_arch_layer_sizes = { 33, 1 } })
+end
+
+local function list_of(numbers)
+  local out = {}
+  for i, x in ipairs(numbers) do out[i] = ("%.17g"):format(x) end
+  return "[" .. table.concat(out, ",") .. "]"
+end
+
+local FEATURES = { "dense" }
+for _, name in ipairs(NAMES) do
+  FEATURES[#FEATURES + 1] = name
+  FEATURES[#FEATURES + 1] = name .. ".weights"
+end
+
+local function called(name) return name == "dense" and "dense_features" or name end
+
+local function rows(samples)
+  local list = {}
+  for i, s in ipairs(samples) do
+    local parts = {}
+    for k, name in ipairs(FEATURES) do parts[k] = ("%q:%s"):format(called(name), list_of(s[name])) end
+    list[i] = "{" .. table.concat(parts, ",") .. "}"
+  end
+  return '{"instances":[' .. table.concat(list, ",") .. "]}"
+end
+
+local function columns(samples)
+  local parts = {}
+  for k, name in ipairs(FEATURES) do
+    local list = {}
+    for i, s in ipairs(samples) do list[i] = list_of(s[name]) end
+    parts[k] = ("%q:[%s]"):format(called(name), table.concat(list, ","))
+  end
+  return '{"inputs":{' .. table.concat(parts, ",") .. "}}"
+end
+
+--- v2 with binary tensors: the JSON, and what follows it.
+local function binary(samples)
+  local parts, data = {}, {}
+  local function add(name, shape, datatype, ctype, values)
+    local bytes = ffi.new(ctype .. "[?]", #values + 1)
+    for i, x in ipairs(values) do bytes[i - 1] = x end
+    local size = #values * ffi.sizeof(ctype)
+    data[#data + 1] = ffi.string(bytes, size)
+    parts[#parts + 1] = ('{"name":"%s","shape":%s,"datatype":"%s","parameters":{"binary_data_size":%d}}'):format(name, shape, datatype, size)
+  end
+  for _, name in ipairs(FEATURES) do
+    local flat, lengths = {}, {}
+    for i, s in ipairs(samples) do
+      lengths[i] = #s[name]
+      for _, x in ipairs(s[name]) do flat[#flat + 1] = x end
+    end
+    if name == "dense" then add(called(name), ("[%d,13]"):format(#samples), "FP32", "float", flat)
+    elseif name:match "weights" then add(name, ("[%d]"):format(#flat), "FP64", "double", flat)
+    else
+      add(name, ("[%d]"):format(#flat), "INT64", "int64_t", flat)
+      add(name .. ".lengths", ("[%d]"):format(#samples), "INT32", "int32_t", lengths)
+    end
+  end
+  local head = '{"inputs":[' .. table.concat(parts, ",") .. '],"parameters":{"binary_data_output":true}}'
+  return head, table.concat(data)
+end
+
+describe("perilune serve", function()
+  if not has(shell.build .. "/perilune-serve") then return pending "libmicrohttpd was not found, so there is no server" end
+  local path, log, process, url, samples, wanted
+
+  local function start(options)
+    log = os.tmpname()
+    process = run(("%s serve %s -p 0 %s >%s 2>&1 & echo $!"):format(PERILUNE, path, options or "", log)):match "%d+"
+    for _ = 1, 200 do
+      url = shell.read(log):match "http://[%d.]+:%d+/"
+      if url then return end
+      os.execute "sleep 0.05"
+    end
+    error(shell.read(log))
+  end
+  local function stop(signal)
+    local pid = process
+    process = nil
+    os.execute(("kill -%s %s"):format(signal or "TERM", pid))
+    for _ = 1, 200 do
+      if run("kill -0 " .. pid):match "No such" then return assert.is_nil(shell.read(log):match "Sanitizer.*") end
+      os.execute "sleep 0.05"
+    end
+    error("it does not stop: " .. shell.read(log))
+  end
+  local function export(step) -- another model each time
+    make_model():export(path, { batches = { batch(make_samples(30)), batch(samples) }, step = step })
+    wanted = peri.export.open(path):predict(batch(samples)).logits:to_list()
+  end
+  local function post(where, body, headers)
+    local file = os.tmpname()
+    local f = assert(io.open(file, "wb"))
+    f:write(body)
+    f:close()
+    local out = run(("curl -s -S --data-binary @%s %s %s"):format(file, headers or "", url .. where))
+    os.remove(file)
+    return out
+  end
+  local function same(list)
+    assert.equal(SAMPLES, #list)
+    for i = 1, SAMPLES do
+      local x, y = ffi.new("float[1]", list[i]), ffi.new("float[1]", wanted[i])
+      assert.equal(ffi.string(y, 4), ffi.string(x, 4))
+    end
+  end
+
+  setup(function()
+    path = os.tmpname() .. ".peri"
+    samples = make_samples(SAMPLES)
+    export(1)
+    start "--name demo --host predict.example --delay 1ms --watch 100ms"
+  end)
+  teardown(function()
+    if process then stop() end
+    os.remove(path)
+    if log then os.remove(log) end
+  end)
+
+  it("answers rows and columns with the bits of the model file", function()
+    same(json.decode(post("v1/models/demo:predict", rows(samples))).predictions)
+    same(json.decode(post("v1/models/demo:predict", columns(samples))).outputs)
+    for i, sample in ipairs(samples) do -- the same alone
+      local one = json.decode(post("v1/models/demo:predict", rows { sample })).predictions
+      assert.equal(tostring(json.decode(post("v1/models/demo:predict", rows(samples))).predictions[i]), tostring(one[1]))
+      if i == 2 then break end
+    end
+  end)
+
+  it("answers binary tensors with the bits of the model file", function()
+    local head, data = binary(samples)
+    local out = post("v2/models/demo/infer", head .. data, ("-H 'Inference-Header-Content-Length: %d'"):format(#head))
+    local floats = ffi.cast("const float *", ffi.cast("const char *", out) + #out - 4 * SAMPLES)
+    local list = {}
+    for i = 1, SAMPLES do list[i] = floats[i - 1] end
+    same(list)
+    assert.matches('"binary_data_size":28', out, 1, true)
+  end)
+
+  it("says what it takes, and what does not fit", function()
+    local about = json.decode(run("curl -s " .. url .. "v2/models/demo"))
+    local inputs = {}
+    for _, input in ipairs(about.inputs) do inputs[input.name] = input end
+    assert.same({ -1, 13 }, inputs.dense_features.shape)
+    assert.equal("49", inputs.a.parameters.most)
+    assert.equal("weights", inputs["a.weights"].parameters.kind)
+    local bad = post("v1/models/demo:predict", (rows(samples):gsub('"a":%[[^%]]*%]', '"a":[50]', 1)))
+    assert.matches("feature 'a', sample 0: id 50, allowed: 0 to 49", bad, 1, true)
+    assert.matches("no feature 'x'", post("v1/models/demo:predict", '{"instances":[{"x":1}]}'), 1, true)
+    assert.matches('perilune_feature_values_total{feature="a",what="range"} 1', run("curl -s " .. url .. "metrics"), 1, true)
+    assert.matches("Host is not a name", run("curl -s -H 'Host: evil.example' " .. url .. "health"), 1, true)
+    assert.matches('"ready":true', run("curl -s -H 'Host: predict.example' " .. url .. "health"), 1, true)
+  end)
+
+  it("goes over to a file that takes the place of its own, and serves on whatever else becomes of it", function()
+    local function health(part)
+      for _ = 1, 100 do
+        local out = run("curl -s " .. url .. "health")
+        if out:find(part, 1, true) then return end
+        os.execute "sleep 0.05"
+      end
+      error(part .. ": " .. run("curl -s " .. url .. "health"))
+    end
+    local function still() same(json.decode(post("v1/models/demo:predict", rows(samples))).predictions) end
+    export(3)
+    health '"version":"3"'
+    still()
+    local good = shell.read(path)
+    for _, other in ipairs { "no model", good:sub(1, -2), good:sub(1, 200) .. "x" .. good:sub(202) } do
+      local file = io.open(path .. ".new", "wb")
+      file:write(other)
+      file:close()
+      os.rename(path .. ".new", path)
+      health '"note":"the last good model serves on: '
+      still()
+    end
+    os.remove(path)
+    health "No such file"
+    still()
+    export(4)
+    health '"version":"4"'
+    still()
+    assert.is_nil(run("curl -s " .. url .. "health"):find('"note"', 1, true))
+    assert.matches("perilune_reloads_total 2", run("curl -s " .. url .. "metrics"), 1, true)
+  end)
+
+  it("stops when it is asked, and its port is free at once", function()
+    local port = url:match ":(%d+)/"
+    run("curl -s " .. url .. "health")
+    stop()
+    assert.matches("stopping", shell.read(log), 1, true)
+    start("--name demo -p " .. port)
+    assert.equal(port, url:match ":(%d+)/")
+    local out, code = run(("%s serve %s -p %s"):format(PERILUNE, path, port))
+    assert.matches("cannot listen on 127.0.0.1, port " .. port .. ": Address already in use", out, 1, true)
+    assert.equal(1, code)
+    stop "INT"
+  end)
+
+  it("refuses options and files by name", function()
+    local out, code = run(PERILUNE .. " serve /nowhere.peri")
+    assert.matches("/nowhere.peri", out, 1, true)
+    assert.equal(1, code)
+    for words, part in pairs { ["--timeout 0"] = "--timeout: '0', allowed: times", ["--port 70000"] = "--port: '70000'",
+      ["--body 1X"] = "--body: '1X', allowed: sizes", ["--workers 0"] = "--workers: '0'", ["--delay -1ms"] = "--delay" } do
+      out, code = run(("%s serve %s %s"):format(PERILUNE, path, words))
+      assert.matches(part, out, 1, true)
+      assert.equal(2, code)
+    end
+    assert.matches("--connections", run(PERILUNE .. " serve --help"), 1, true)
+  end)
+end)
