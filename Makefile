@@ -153,7 +153,7 @@ CU_HOST_FLAGS := $(CXXFLAGS) -O0
 LAUNCHER := $(if $(HAVE_LUAJIT_LIB),$(if $(HAVE_ARGPARSE),$B/perilune))
 # What `perilune serve` becomes: a program of its own, so that nothing else has the HTTP library in it. Its objects, but for main, are an
 # archive that tests link, too.
-SERVER := $(if $(HAVE_MICROHTTPD),$(if $(wildcard runtime/serve/main.c),$B/perilune-serve))
+SERVER := $(if $(HAVE_MICROHTTPD),$B/perilune-serve)
 SERVE_A := $B/serve.a
 SERVE_OBJ := $(patsubst %.c,$B/obj/%.o,$(filter-out runtime/serve/main.c $(if $(HAVE_MICROHTTPD),,runtime/serve/http.c),$(wildcard runtime/serve/*.c))) $B/obj/serve_page.o
 CDEF := $B/lua/perilune/cdef.lua
