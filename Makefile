@@ -362,10 +362,10 @@ $B/perilune: $(HOST_OBJ) $B/obj/pack.o $(LIB_A)
 
 # -- the server ---------------------------------------------------------------------------------------------------------------------
 
-$B/serve_page.c: runtime/serve/page.html runtime/gen/bytes.lua
+$B/serve_page.c: runtime/serve/page.html runtime/gen/bytes.lua | needed
 	@mkdir -p $(@D)
 	$(Q)luajit runtime/gen/bytes.lua peri__serve_page $< >$@
-$B/obj/serve_page.o: $B/serve_page.c
+$B/obj/serve_page.o: $B/serve_page.c | needed
 	@mkdir -p $(@D)
 	$(Q)$(CC) -std=c11 -c $< -o $@
 $(SERVE_A): $(SERVE_OBJ)

@@ -1,4 +1,4 @@
--- `perilune serve`: a model file answers over HTTP what it answers from Lua, bit for bit, in every form of request; the command and its stop.
+-- `perilune serve`: a model file answers over HTTP what it answers from Lua, bit for bit, in every form of request; the command, its stop.
 -- What clients do that mean no good is in tests/unit/test_serve.c.
 -- takes: 4 s, mostly waits
 local ffi = require "ffi"
@@ -110,7 +110,8 @@ local function binary(samples)
     for i, x in ipairs(values) do bytes[i - 1] = x end
     local size = #values * ffi.sizeof(ctype)
     data[#data + 1] = ffi.string(bytes, size)
-    parts[#parts + 1] = ('{"name":"%s","shape":%s,"datatype":"%s","parameters":{"binary_data_size":%d}}'):format(name, shape, datatype, size)
+    parts[#parts + 1] = ('{"name":"%s","shape":%s,"datatype":"%s","parameters":{"binary_data_size":%d}}'):format(name, shape, datatype,
+      size)
   end
   for _, name in ipairs(FEATURES) do
     local flat, lengths = {}, {}
