@@ -26,7 +26,7 @@ local report = require "tests.harness.report"
 local schedule = require "tests.harness.schedule"
 
 --- Processor seconds that all programs of `make test` may take on two usual cores, beside which the last lines tell what they took.
-local BUDGET = 1100
+local BUDGET = 1000
 local ALL_PARTS = "lint,c,lua,mpi,net,fuzz"
 
 local options = { parts = ALL_PARTS, jobs = "", seed = "", only = "", build = "build", san = "", preload = "", mpi = "",
