@@ -23,9 +23,9 @@ local function look(entry, page, types, gen, complain)
   end
   local tells = entry.errors or owner and owner.errors
   if #parameters > 0 and not tells then complain(entry, "it takes arguments, but tells no 'Errors:'") end
-  local used = false
+  local used, word = false, "%f[%w_]" .. entry.key:lower() .. "%f[^%w_]" -- an object of a class is often called like it
   for _, other in ipairs(page.entries) do
-    for _, example in ipairs(other.examples) do used = used or example:find("%f[%w_]" .. entry.key .. "%f[^%w_]") ~= nil end
+    for _, example in ipairs(other.examples) do used = used or example:lower():find(word) ~= nil end
   end
   if not used then complain(entry, "no example on its page uses it") end
 end
@@ -44,7 +44,7 @@ local function described(ctx)
       for i, p in ipairs(entry.params) do list[i] = p.name end
       if called and called ~= table.concat(list, ",") then complain(entry, ("@param says (%s)"):format(table.concat(list, ", "))) end
       local args = gen.arguments_of(entry, types)
-      local wanted = entry.overload and entry.overload:match "args%??: ([%w_%.]+)"
+      local wanted = entry.overload and entry.overload:match "args%??: (peri%.[%w_%.]+)"
       if wanted and not args then complain(entry, "no @class " .. wanted) end
     end
   end

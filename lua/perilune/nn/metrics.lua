@@ -447,7 +447,7 @@ end
 function M.auc(predictions, labels, weights)
   local s, memory = samples.of("metrics.auc", OF_CLASSES, predictions, labels, weights)
   check(C.peri_metric_auc(s, number))
-  return number[0], memory
+  return memory and number[0]
 end
 
 --- Everything that a report says about these samples (of this rank alone), with predictions in [0, 1]: samples, auc, ne, logloss (natural

@@ -20,7 +20,7 @@ local peri = {}
 ---`#kjt` is the number of keys, and `kjt["f"]` the JaggedTensor of a key (`kjt:get` for a key that has the name of a method). A variable
 ---batch has another number of samples for each key: `stride_per_key_per_rank`. The tensors are kept, not copied.
 ---
----Errors: an argument that is missing, unknown or of a wrong kind; both or none of lengths and offsets; lengths that do not sum up to the
+---Errors: an argument that is missing, unknown or of a wrong kind; neither lengths nor offsets; lengths that do not sum up to the
 ---number of values; a number of lengths that the keys do not divide. What lies on a device is checked when the host first asks for sizes
 ---(`sync`).
 ---

@@ -8,7 +8,7 @@ local peri = {}
 
 ---Values cut into bags: the ids of one feature, or rows that were looked up for them. `#jt` is the number of bags.
 ---
----Errors: an argument that is missing, unknown or of a wrong kind; none or both of lengths and offsets; counts that do not fit.
+---Errors: an argument that is missing, unknown or of a wrong kind; neither lengths nor offsets; counts that do not fit.
 ---
 ---```lua
 ---local jt = peri.JaggedTensor { values = { 1, 2, 3 }, lengths = { 2, 0, 1 } }

@@ -1,0 +1,403 @@
+-- optimizers.lua: Optimizers and checkpoints.
+--
+-- Optimizers of the dense part take parameters and have PyTorch's names, defaults and arithmetic. Tables have optimizers of their own
+-- (`fused_params`, docs/embedding_tables.md). A checkpoint is a folder of safetensors files that loads under any plan and number of ranks
+-- (docs/checkpoints.md).
+---@meta
+
+---@class peri.nn.optim
+local optim = {}
+---@class peri.checkpoint
+local checkpoint = {}
+
+---Stochastic gradient descent, with momentum if asked for.
+---
+---Errors: an argument out of its range; a parameter that is listed twice, or that is no leaf.
+---
+---```lua
+---local w = peri.ones({ 2, 2 }):requires_grad()
+---local optimizer = nn.optim.SGD { params = { w }, lr = 0.5 };
+---(w * 2):sum():backward()
+---optimizer:step()
+---print(w:item(0) < 1, optimizer:lr()) --> true 0.5
+---```
+---@class peri.nn.optim.SGD: peri.nn.optim.Optimizer
+---@overload fun(args: peri.nn.optim.SGD.args): peri.nn.optim.SGD
+optim.SGD = {}
+
+---@class peri.nn.optim.SGD.args
+---@field params peri.Tensor[]|peri.nn.Module|table[] Tensors of any shape, `{ name =, tensor = }` each, or a module that has them.
+---@field lr? number The learning rate (default: 0.001).
+---@field momentum? number Share of the last step that is kept (default: 0).
+---@field dampening? number Of the gradient in the momentum (default: 0).
+---@field nesterov? boolean Nesterov's momentum (default: false).
+---@field weight_decay? number Times the parameter, added to its gradient (default: 0).
+---@field maximize? boolean Go up instead of down (default: false).
+
+---Adam: steps by the mean of gradients, divided by the root of the mean of their squares.
+---
+---Errors: an argument out of its range; a parameter that is listed twice, or that is no leaf.
+---
+---```lua
+---local w = peri.ones({ 2, 2 }):requires_grad()
+---local optimizer = nn.optim.Adam { params = { w }, lr = 0.5 };
+---(w * 2):sum():backward()
+---optimizer:step()
+---print(w:item(0) < 1, optimizer:lr()) --> true 0.5
+---```
+---@class peri.nn.optim.Adam: peri.nn.optim.Optimizer
+---@overload fun(args: peri.nn.optim.Adam.args): peri.nn.optim.Adam
+optim.Adam = {}
+
+---@class peri.nn.optim.Adam.args
+---@field params peri.Tensor[]|peri.nn.Module|table[] Tensors of any shape, `{ name =, tensor = }` each, or a module that has them.
+---@field lr? number The learning rate (default: 0.001).
+---@field betas? number[] Of the two means (default: { 0.9, 0.999 }).
+---@field eps? number Added to the divisor (default: 1e-8).
+---@field weight_decay? number Times the parameter, added to its gradient (default: 0).
+---@field amsgrad? boolean Divide by the largest mean so far (default: false).
+---@field maximize? boolean Go up instead of down (default: false).
+
+---Adam whose weight decay shrinks parameters directly.
+---
+---Errors: an argument out of its range; a parameter that is listed twice, or that is no leaf.
+---
+---```lua
+---local w = peri.ones({ 2, 2 }):requires_grad()
+---local optimizer = nn.optim.AdamW { params = { w }, lr = 0.5 };
+---(w * 2):sum():backward()
+---optimizer:step()
+---print(w:item(0) < 1, optimizer:lr()) --> true 0.5
+---```
+---@class peri.nn.optim.AdamW: peri.nn.optim.Optimizer
+---@overload fun(args: peri.nn.optim.AdamW.args): peri.nn.optim.AdamW
+optim.AdamW = {}
+
+---@class peri.nn.optim.AdamW.args
+---@field params peri.Tensor[]|peri.nn.Module|table[] Tensors of any shape, `{ name =, tensor = }` each, or a module that has them.
+---@field lr? number The learning rate (default: 0.001).
+---@field betas? number[] Of the two means (default: { 0.9, 0.999 }).
+---@field eps? number Added to the divisor (default: 1e-8).
+---@field weight_decay? number Times lr: the share that parameters shrink by (default: 0.01).
+---@field amsgrad? boolean Divide by the largest mean so far (default: false).
+---@field maximize? boolean Go up instead of down (default: false).
+
+---Adagrad: gradients divided by the root of the sum of all their squares so far.
+---
+---Errors: an argument out of its range; a parameter that is listed twice, or that is no leaf.
+---
+---```lua
+---local w = peri.ones({ 2, 2 }):requires_grad()
+---local optimizer = nn.optim.Adagrad { params = { w }, lr = 0.5 };
+---(w * 2):sum():backward()
+---optimizer:step()
+---print(w:item(0) < 1, optimizer:lr()) --> true 0.5
+---```
+---@class peri.nn.optim.Adagrad: peri.nn.optim.Optimizer
+---@overload fun(args: peri.nn.optim.Adagrad.args): peri.nn.optim.Adagrad
+optim.Adagrad = {}
+
+---@class peri.nn.optim.Adagrad.args
+---@field params peri.Tensor[]|peri.nn.Module|table[] Tensors of any shape, `{ name =, tensor = }` each, or a module that has them.
+---@field lr? number The learning rate (default: 0.01).
+---@field lr_decay? number Of the learning rate (default: 0).
+---@field initial_accumulator_value? number Where sums of squares start (default: 0).
+---@field eps? number Added to the divisor (default: 1e-10).
+---@field weight_decay? number Times the parameter, added to its gradient (default: 0).
+---@field maximize? boolean Go up instead of down (default: false).
+
+---Adagrad with one sum for each row, as tables have it; parameters have two dimensions or more.
+---
+---Errors: an argument out of its range; a parameter that is listed twice, or that is no leaf.
+---
+---```lua
+---local w = peri.ones({ 2, 2 }):requires_grad()
+---local optimizer = nn.optim.RowWiseAdagrad { params = { w }, lr = 0.5 };
+---(w * 2):sum():backward()
+---optimizer:step()
+---print(w:item(0) < 1, optimizer:lr()) --> true 0.5
+---```
+---@class peri.nn.optim.RowWiseAdagrad: peri.nn.optim.Optimizer
+---@overload fun(args: peri.nn.optim.RowWiseAdagrad.args): peri.nn.optim.RowWiseAdagrad
+optim.RowWiseAdagrad = {}
+
+---@class peri.nn.optim.RowWiseAdagrad.args
+---@field params peri.Tensor[]|peri.nn.Module|table[] Tensors of any shape, `{ name =, tensor = }` each, or a module that has them.
+---@field lr? number The learning rate (default: 0.01).
+---@field lr_decay? number Of the learning rate (default: 0).
+---@field initial_accumulator_value? number Where sums of squares start (default: 0).
+---@field eps? number Added to the divisor (default: 1e-10).
+---@field weight_decay? number Times the parameter, added to its gradient (default: 0).
+---@field maximize? boolean Go up instead of down (default: false).
+
+---RMSprop: gradients divided by the root of a moving mean of their squares.
+---
+---Errors: an argument out of its range; a parameter that is listed twice, or that is no leaf.
+---
+---```lua
+---local w = peri.ones({ 2, 2 }):requires_grad()
+---local optimizer = nn.optim.RMSprop { params = { w }, lr = 0.5 };
+---(w * 2):sum():backward()
+---optimizer:step()
+---print(w:item(0) < 1, optimizer:lr()) --> true 0.5
+---```
+---@class peri.nn.optim.RMSprop: peri.nn.optim.Optimizer
+---@overload fun(args: peri.nn.optim.RMSprop.args): peri.nn.optim.RMSprop
+optim.RMSprop = {}
+
+---@class peri.nn.optim.RMSprop.args
+---@field params peri.Tensor[]|peri.nn.Module|table[] Tensors of any shape, `{ name =, tensor = }` each, or a module that has them.
+---@field lr? number The learning rate (default: 0.01).
+---@field alpha? number Of the mean of squares (default: 0.99).
+---@field centered? boolean Subtract the square of the mean (default: false).
+---@field momentum? number Share of the last step that is kept (default: 0).
+---@field eps? number Added to the divisor (default: 1e-8).
+---@field weight_decay? number Times the parameter, added to its gradient (default: 0).
+---@field maximize? boolean Go up instead of down (default: false).
+
+---What all optimizers have.
+---
+---```lua
+---local w = peri.ones({ 2 }):requires_grad()
+---local optimizer = nn.optim.SGD { params = { w }, lr = 0.5, momentum = 0.9 }
+---w:sum():backward()
+---optimizer:step()
+---optimizer:zero_grad()
+---optimizer:set_lr(0.1)
+---optimizer:set("weight_decay", 0.01)
+---optimizer:set_momentum(0.8)
+---print(optimizer:lr(), optimizer:get("momentum"), table.concat(optimizer:state_names(), " ")) --> 0.1 0.8 momentum_buffer
+---print(nn.optim.Optimizer.is(optimizer), #optimizer:named_state(), type(optimizer:state_groups())) --> true 2 table
+---```
+---@class peri.nn.optim.Optimizer
+optim.Optimizer = {}
+
+---Update every parameter that has a gradient.
+function optim.Optimizer:step() end
+
+---Drop all gradients.
+function optim.Optimizer:zero_grad() end
+
+---The learning rate.
+---@return number
+function optim.Optimizer:lr() end
+
+---The learning rate from now on.
+---
+---Errors: a rate below 0, or that is not finite.
+---@param lr number The rate.
+function optim.Optimizer:set_lr(lr) end
+
+---A number of the optimizer, by its name.
+---
+---Errors: a name that it does not have.
+---@param name string `lr`, `weight_decay`, `momentum`, `eps`, `beta1`, ...
+---@return number
+function optim.Optimizer:get(name) end
+
+---Change such a number.
+---
+---Errors: a name that it does not have; a value out of its range.
+---@param name string `lr`, `weight_decay`, `momentum`, `eps`, `beta1`, ...
+---@param value number The value from now on.
+function optim.Optimizer:set(name, value) end
+
+---What schedules that cycle the momentum change: the momentum, or the first beta.
+---
+---Errors: a value out of its range.
+---@param value number The value from now on.
+function optim.Optimizer:set_momentum(value) end
+
+---Names of the states that every parameter has.
+---@return string[]
+function optim.Optimizer:state_names() end
+
+---Everything that must be saved: live tensors, and for each parameter the number of steps.
+---@return table[] # `{ name = "weight.exp_avg", tensor = }` each.
+function optim.Optimizer:named_state() end
+
+---Its parameters and numbers, in groups, as PyTorch's `state_dict` has them.
+---@return table[]
+function optim.Optimizer:state_groups() end
+
+---The norm of all gradients. Collective where the list holds shards of dense tables.
+---
+---Errors: a parameter that is listed twice.
+---
+---```lua
+---local w = peri.ones({ 4 }):requires_grad();
+---(w * 3):sum():backward()
+---print(nn.optim.grad_norm({ w }):item(), nn.optim.clip_grad_norm({ w }, 1.5):item()) --> 6 6
+---print(("%.3f"):format(w:grad():item(0))) --> 0.750
+---nn.optim.clip_grad_value({ w }, 0.5)
+---print(w:grad():item(0)) --> 0.5
+---```
+---@param params peri.Tensor[] Parameters, of any shape: `model:dense_parameters()`.
+---@param norm_type? number p of the norm; `math.huge`: the largest (default: 2).
+---@param options? table `sharded`, `group`: which parameters are parts of a rank's own (default: what the list says).
+---@return peri.Tensor # A scalar, `f64`.
+function optim.grad_norm(params, norm_type, options) end
+
+---Scale all gradients in place so that their norm is at most `max_norm`. Collective as `grad_norm` is.
+---
+---Errors: a parameter that is listed twice.
+---@param params peri.Tensor[] Parameters, of any shape.
+---@param max_norm number The most.
+---@param norm_type? number p of the norm; `math.huge`: the largest (default: 2).
+---@param options? table `sharded`, `group` (default: what the list says).
+---@return peri.Tensor # The norm before: a scalar, `f64`.
+function optim.clip_grad_norm(params, max_norm, norm_type, options) end
+
+---Limit every element of all gradients to +-`clip_value`, in place.
+---
+---Errors: a value below 0.
+---@param params peri.Tensor[] Parameters, of any shape.
+---@param clip_value number The most.
+function optim.clip_grad_value(params, clip_value) end
+
+---Save the state of some objects as a checkpoint. The optimizers of a model's fused tables go with the model. Collective; it returns when
+---the checkpoint is on the disk.
+---
+---Errors: a path that is taken or cannot be written; a part without `state_dict`; dense parameters that differ between ranks.
+---
+---```lua
+---local model = nn.Linear { in_features = 2, out_features = 1 }
+---local optimizer = nn.optim.Adam { params = model:named_parameters() }
+---local path = os.tmpname() .. "-checkpoint"
+---peri.checkpoint.save(path, { model = model, optimizer = optimizer }, { values = { step = 3 } })
+---print(peri.checkpoint.load(path, { model = model, optimizer = optimizer }).step) --> 3
+---local there = peri.checkpoint.open(path)
+---print(there:has("model/weight"), there:tensor("model/weight"):size(2), there:values().step, there:increment()) --> true 2 3 0
+---print(#there:names() >= 2, there:parent() == nil, #there:digest() > 0) --> true true true
+---there:verify()
+---there:close()
+---peri.checkpoint.remove(path)
+---```
+---@param path string The checkpoint's folder; its parent must be there.
+---@param parts table<string, any> Name -> an object with `state_dict` and `load_state_dict`: a model, an optimizer, a loader, ...
+---@param options? table `values`, `replace`, `async`, `increment_of`, `group`, `file_bytes` (default: none): docs/checkpoints.md.
+---@return string # The digest; with `async = true` a handle.
+function checkpoint.save(path, parts, options) end
+
+---Load a checkpoint into such objects, which may have another plan and be on another number of ranks. Collective.
+---
+---Errors: a checkpoint that is damaged; what was saved and has no place here, or is here and was not saved, all of it named.
+---@param path string The checkpoint's folder.
+---@param parts table<string, any> As for `save`.
+---@param options? table `only`, `except`, `rename`, `group`: take a part on purpose (default: all).
+---@return any # The `values` that were saved.
+function checkpoint.load(path, parts, options) end
+
+---Open a checkpoint to look into it. Local.
+---
+---Errors: what is no checkpoint, or a damaged one.
+---@param path string|string[] The checkpoint's folder; or those of a full one and its increments in their order.
+---@return peri.checkpoint.Checkpoint
+function checkpoint.open(path) end
+
+---Remove a checkpoint: its files, and nothing else. Local: one rank does it.
+---
+---Errors: what is no checkpoint; one that is open.
+---@param path string The checkpoint's folder.
+function checkpoint.remove(path) end
+
+---A checkpoint that is open.
+---@class peri.checkpoint.Checkpoint
+checkpoint.Checkpoint = {}
+
+---Names of all tensors, in order.
+---@return string[]
+function checkpoint.Checkpoint:names() end
+
+---Whether there is a tensor of that name.
+---
+---Errors: what is no name.
+---@param name string Such as `model/over.weight`.
+---@return boolean
+function checkpoint.Checkpoint:has(name) end
+
+---What was saved beside tensors.
+---@return any
+function checkpoint.Checkpoint:values() end
+
+---A fingerprint of all that it consists of.
+---@return string
+function checkpoint.Checkpoint:digest() end
+
+---The digest of the checkpoint that this one is an increment of.
+---@return string|nil # nil: it is whole by itself.
+function checkpoint.Checkpoint:parent() end
+
+---Which increment of its chain it is; 0: a full checkpoint.
+---@return integer
+function checkpoint.Checkpoint:increment() end
+
+---Compare all bytes with their checksums; an error at the first that differ.
+---
+---Errors: a piece that differs; the error names it.
+---@param rank? integer Only this rank's share (default: all).
+---@param size? integer Of so many ranks (default: 1).
+function checkpoint.Checkpoint:verify(rank, size) end
+
+---Close it. The garbage collector does so too.
+function checkpoint.Checkpoint:close() end
+
+---Saves from time to time while a script trains, keeps the newest checkpoints, and goes on from them. `perilune run --checkpoint FOLDER`
+---sets what is not given here. Without a folder nothing is saved.
+---
+---Errors: an option out of its range; a folder into which another job saves.
+---
+---```lua
+---local model = nn.Linear { in_features = 2, out_features = 1 }
+---local folder = os.tmpname() .. "-run"
+---local saver = peri.checkpoint.Saver { parts = { model = model }, folder = folder, every = "2steps", keep = 2 }
+---local step = saver:resume() or 0
+---for now = step + 1, 5 do saver:step(now, { at = now }) end
+---saver:close(5, { at = 5 })
+---local again = peri.checkpoint.Saver { parts = { model = model }, folder = folder }
+---print(step, (again:resume())) --> 0 5
+---again:close()
+---os.execute("rm -r " .. folder)
+---```
+---@class peri.checkpoint.Saver
+---@overload fun(args: peri.checkpoint.Saver.args): peri.checkpoint.Saver
+checkpoint.Saver = {}
+
+---@class peri.checkpoint.Saver.args
+---@field parts table<string, any> As for `checkpoint.save`.
+---@field folder? string Of the checkpoints (default: what `--checkpoint` says; none: nothing is saved).
+---@field every? string|integer Steps or a time between saves: `1000steps`, `90s`, `10m` (default: 10 minutes).
+---@field full_every? integer Every so many saves one is a full checkpoint, those between are increments (default: 1, all are full).
+---@field keep? integer The newest so many are kept (default: 3).
+---@field keep_every? integer And those of every so many steps, for ever (default: none).
+---@field async? boolean Go on while a checkpoint is written (default: false).
+---@field pace? number With `async`, the share of the time that copying takes (default: 0.02).
+---@field resume? string `auto`: from the newest that is good; `no`; or a checkpoint's path (default: auto).
+---@field group? peri.dist.Group The ranks that save together (default: the world).
+
+---Load the checkpoint that the run goes on from. Collective.
+---@return integer|nil # Its step, and the `values` that were saved; nil: there is none.
+function checkpoint.Saver:resume() end
+
+---After each step: saves if it is time, or if the run was asked to stop. Collective.
+---
+---Errors: what the save meets; a step that is not after the last one.
+---@param step integer Steps so far.
+---@param values? any Plain values, or a function that returns them (default: none).
+---@return string|nil # The path of what was saved.
+function checkpoint.Saver:step(step, values) end
+
+---Save now. Collective.
+---
+---Errors: what the save meets.
+---@param step integer Steps so far.
+---@param values? any Plain values, or a function that returns them (default: none).
+---@return string|nil # The path; nil: there is no folder.
+function checkpoint.Saver:save(step, values) end
+
+---The end of the run: the last state is saved if it was not. Then another job may save into the folder. Collective.
+---
+---Errors: what the save meets.
+---@param step? integer Steps so far (default: nothing is saved).
+---@param values? any Plain values, or a function that returns them (default: none).
+function checkpoint.Saver:close(step, values) end
