@@ -267,7 +267,7 @@ function optim.clip_grad_value(params, clip_value) end
 ---peri.checkpoint.save(path, { model = model, optimizer = optimizer }, { values = { step = 3 } })
 ---print(peri.checkpoint.load(path, { model = model, optimizer = optimizer }).step) --> 3
 ---local there = peri.checkpoint.open(path)
----print(there:has("model/weight"), there:tensor("model/weight"):size(2), there:values().step, there:increment()) --> true 2 3 0
+---print(there:has("model/weight"), there:read("model/weight"):size(2), type(there:values()), there:increment()) --> true 2 table 0
 ---print(#there:names() >= 2, there:parent() == nil, #there:digest() > 0) --> true true true
 ---there:verify()
 ---there:close()
@@ -316,7 +316,33 @@ function checkpoint.Checkpoint:names() end
 ---@return boolean
 function checkpoint.Checkpoint:has(name) end
 
----What was saved beside tensors.
+---A tensor of the checkpoint, or a part of it. It waits for the disk.
+---
+---Errors: a name that is not there; a part outside of the tensor.
+---@param name string Such as `model/over.weight`.
+---@param region? table `{ offset = { ... }, size = { ... } }` (default: all of it).
+---@param tensor? peri.Tensor Where it is read to, of the part's shape (default: a new one).
+---@return peri.Tensor # Of the part's shape.
+function checkpoint.Checkpoint:read(name, region, tensor) end
+
+---What the checkpoint says of a tensor, without reading it.
+---
+---Errors: a name that is not there.
+---
+---```lua
+---local path = os.tmpname() .. "-checkpoint"
+---peri.checkpoint.save(path, { model = nn.Linear { in_features = 2, out_features = 1 } })
+---local opened = peri.checkpoint.open(path)
+---local said = opened:tensor("model/weight")
+---opened:close()
+---print(said.dtype, said.shape[1], said.shape[2], #said.pieces) --> f32 1 2 1
+---peri.checkpoint.remove(path)
+---```
+---@param name string Such as `model/over.weight`.
+---@return table # `{ name =, dtype =, shape =, pieces = }`
+function checkpoint.Checkpoint:tensor(name) end
+
+---What was saved beside tensors: the trees of all parts, and `values` among them.
 ---@return any
 function checkpoint.Checkpoint:values() end
 
