@@ -33,7 +33,9 @@ end
 --- From now on the ranks stop together when one of them is asked to: pipelines load no more batches, peri.stopping() says so. Then
 --- `f(reason, seconds_left)`, if there is one, is called on every rank, after the last step. On all ranks together.
 function M.on_stop(f)
-  if f ~= nil and not util.is_callable(f) then P.fail(("on_stop: %s, wanted a function(reason, seconds_left)"):format(errors.kind(f))) end
+  if type(f) ~= "nil" and not util.is_callable(f) then -- a null pointer equals nil
+    P.fail(("on_stop: %s, wanted a function(reason, seconds_left)"):format(errors.kind(f)))
+  end
   local s = state.stop or new()
   state.stop = s
   s.functions[#s.functions + 1] = f
