@@ -34,7 +34,7 @@ local function collection(args)
       pooling = args.pooling, data_type = args.data_type }
   end
   return peri.EmbeddingBagCollection { tables = tables, is_weighted = args.weighted,
-    fused_params = args.data_type and { optimizer = "sgd", learning_rate = 0.1 } or nil }
+    fused_params = { optimizer = "sgd", learning_rate = 0.1 } }
 end
 
 local function dlrm(args)
@@ -134,6 +134,18 @@ describe("a model file", function()
     local report, file = export(model)
     assert.equal(0, report.differ)
     assert.same({ "mean", "most", "sum" }, peri.util.map(file:outputs(), function(o) return o.name end))
+  end)
+
+  it("is the same file of a sharded model", function()
+    peri.init()
+    local model = dlrm { pooling = "MEAN", weighted = true }
+    export(model, { weighted = true })
+    local digest = peri.export.open(path):describe().digest
+    local sharded = peri.DistributedModelParallel { module = dlrm { pooling = "MEAN", weighted = true }, init_data_parallel = false }
+    sharded:load_state_dict(model:state_dict())
+    local report = export(sharded, { weighted = true })
+    assert.equal(0, report.differ)
+    assert.equal(digest, peri.export.open(path):describe().digest)
   end)
 
   it("rounds its tables as asked, and tells how much that costs", function()

@@ -111,6 +111,27 @@ describe("an installation", function()
     end
   end)
 
+  it("serves a host that answers with a model file, in C11 and C++17", function()
+    if need() then return pending(need()) end
+    local peri = require "perilune"
+    local linear = peri.nn.Linear { in_features = 3, out_features = 1 }
+    linear.weight:detach():copy(peri.tensor { { 1, 2, 3 } })
+    linear.bias:detach():fill(0.5)
+    linear:export(root .. "/linear.peri", { batches = { { x = peri.ones { 11, 3 } } }, call = function(m, b) return m(b.x) end })
+    for _, compiler in ipairs(compilers) do
+      if not compiler:match "^c%+%+" or shell.has "c++" then
+        local serve = host("serve", compiler) .. " " .. root .. "/linear.peri"
+        assert.equal("input x: 3 numbers\noutput logits: 1 numbers\n", (shell.run(serve, library())))
+        assert.equal("logits: 14.5\n", (shell.run(serve .. " x=1,2,3", library())))
+        local out, status = shell.run(serve .. " x=1,2,nan", library())
+        assert.matches("input 'x', sample 0, number 2 is NaN", out)
+        assert.equal(1, status)
+        assert.equal(2, select(2, shell.run(serve .. " x=1,2", library())))
+        assert.equal(1, select(2, shell.run(serve .. "x", library())))
+      end
+    end
+  end)
+
   it("serves a host that trains sharded tables on any number of ranks, in C11 and C++17", function()
     if need() then return pending(need()) end
     local first

@@ -129,6 +129,17 @@ local function add_checkpoint(parser)
     .. "PATH is replaced)."):argname "FILE"
 end
 
+local function add_export(parser)
+  local command = parser:command("export", "Write a trained model as one file that answers (docs/model_file.md).")
+    :epilog("SCRIPT returns { model = an nn.Module, batches = { held-out batches } }, and whatever else peri.export.save takes. The "
+      .. "answers of the file are compared with the model's; AUC and NE of both, and the largest difference, are printed.")
+  command:argument("checkpoint", "A checkpoint that is loaded into the model first."):args "?"
+  command:option("--model", "The Lua file that makes the model."):argname "SCRIPT"
+  command:option("-o --output", "The model file."):argname "FILE"
+  command:option("--tables", "How tables are stored: f32, f16, bf16, int8, int4, fp8, or NAME=DTYPE,...,default=DTYPE."):argname "DTYPE"
+  command:option("--verify", "Compare a model file with its checksums, and print what it takes and gives."):argname "FILE"
+end
+
 local function add_calibrate(parser)
   local calibrate = parser:command("calibrate", "Measure this machine: what processors differ about, for the next runs, and rates and "
     .. "prices, for plans.")
@@ -186,6 +197,7 @@ local function make_parser()
   add_calibrate(parser)
   add_checkpoint(parser)
   require("perilune.launch.serve").add(parser)
+  add_export(parser)
   local help = parser:command("help", "What the reference (docs/reference) says of a name, such as KeyedJaggedTensor or permute.")
   help:argument("name", "A name of Lua or C, or a page; without one: the pages."):args "?"
   help:flag("--names", "Print all names that it tells about.")
@@ -400,8 +412,8 @@ function M.main(words)
       words = list, ranks = options.ranks, arguments = {} }
   end
   if options.command == "serve" then return require("perilune.launch.serve").run(options) end
-  if options.command == "checkpoint" then
-    local command = require "perilune.launch.checkpoints"
+  if options.command == "checkpoint" or options.command == "export" then
+    local command = require("perilune.launch." .. options.command .. "s")
     local refusal = command.refusal(options)
     if refusal then return refuse(refusal, 2) end
     local ok, result = pcall(command.run, options)

@@ -4,11 +4,13 @@
 --   local file = peri.export.open "model.peri"
 --   local answers = file:predict(batch)
 local P = require "perilune.ffi"
+local errors = require "perilune.errors"
 local util = require "perilune.util"
 local F = require "perilune.nn.functional"
 local Tensor = require "perilune.tensor"
 local jagged = require "perilune.jagged"
 local signature = require "perilune.signature"
+local Module = require "perilune.nn.module"
 local record = require "perilune.export.record"
 local Lowering = require "perilune.export.lower"
 local operations = require "perilune.export.operations"
@@ -78,8 +80,14 @@ end
 
 -- -- what the model is made of ------------------------------------------------------------------------------------------------------------
 
+--- The module that is in a DistributedModelParallel, whose state has that module's names; else the model itself.
+local function inner_of(model)
+  local inner = rawget(model, "module")
+  return rawget(model, "sharded") and Module.is(inner) and inner or model
+end
+
 local function default_call(model, batch)
-  local inner = rawget(model, "module") or model
+  local inner = inner_of(model)
   if type(inner.logits) == "function" then return inner:logits(batch) end
   return model(batch)
 end
@@ -91,7 +99,8 @@ local function collections_of(func, model)
   for _, entry in ipairs(model:named_modules()) do
     local m = entry.module
     if type(m.embedding_bag_configs) == "function" then
-      local names, outputs, weighted = m:embedding_names(), {}, m:is_weighted()
+      local names, outputs, weighted = m:embedding_names(), {}, m.is_weighted -- of sharded ones, a field
+      if type(weighted) == "function" then weighted = m:is_weighted() end
       for _, config in ipairs(m:embedding_bag_configs()) do
         for _, feature in ipairs(config.feature_names) do
           local name = names[#outputs + 1]
@@ -270,7 +279,7 @@ end
 
 local function export(func, model, path, a)
   local call = a.call or default_call
-  local collections = collections_of(func, model)
+  local collections = collections_of(func, inner_of(model))
   local kept, values, outputs, traces = recorded(model, call, a, collections)
   local inputs, tables = inputs_of(func, a, kept, values, function() return model:state_dict() end)
   local rank = P.state.world and P.state.world:rank() or 0
@@ -293,6 +302,12 @@ local function export(func, model, path, a)
     return r
   end)
   writer:release()
+  local world = P.state.world
+  if world and world:size() > 1 then -- what rank 0 refuses is refused on all
+    for r, said in ipairs(world:all_gather_object(not ok and errors.describe(report), func)) do
+      if said and ok then P.fail(("%s: rank %d: %s"):format(func, r - 1, said)) end
+    end
+  end
   if not ok then error(report, 0) end
   return report
 end

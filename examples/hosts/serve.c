@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * serve.c: a C program that answers with a model file, without Lua.
+ *
+ *   cc serve.c $(pkg-config --cflags --libs perilune) -o serve && ./serve model.peri dense_features=0.5,1,2 user=7 items=3,7:0.5
+ *
+ * One sample a call. Each argument is an input by its name: numbers of a dense input, or ids, with a weight behind a colon where the model
+ * wants weights. The program prints the outputs. Without inputs it prints what the model takes.
+ */
+#include <perilune/model.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST = 4096 }; /* numbers or ids of an input */
+
+static int fail(const char *what)
+{
+    fprintf(stderr, "serve: %s\n", what);
+    return 1;
+}
+
+static void *zeros(size_t n, size_t size)
+{
+    void *memory = calloc(n ? n : 1, size);
+    if (!memory) exit(fail("no memory"));
+    return memory;
+}
+
+static int list(const peri_model *model)
+{
+    int64_t inputs, outputs;
+    const peri_model_input *in = peri_model_inputs(model, &inputs);
+    const peri_model_output *out = peri_model_outputs(model, &outputs);
+    for (int64_t i = 0; i < inputs; i++) {
+        if (in[i].kind == PERI_MODEL_DENSE) printf("input %s: %lld numbers\n", in[i].name, (long long)in[i].columns);
+        else printf("input %s: ids 0..%lld%s\n", in[i].name, (long long)in[i].rows - 1, in[i].weighted ? ", with weights" : "");
+    }
+    for (int64_t i = 0; i < outputs; i++) printf("output %s: %lld numbers\n", out[i].name, (long long)out[i].columns);
+    return 0;
+}
+
+/* The numbers of a dense input. Exactly as many as it has. */
+static int read_dense(const peri_model_input *in, const char *text, peri_model_values *v)
+{
+    float *numbers = (float *)zeros((size_t)in->columns, sizeof *numbers);
+    int64_t n = 0;
+    char *end;
+    v->dense = numbers;
+    for (;; text = end + 1) {
+        float x = strtof(text, &end);
+        if (end == text || (*end && *end != ',') || n == in->columns) break;
+        numbers[n++] = x;
+        if (!*end) return n == in->columns ? 0 : fail("a dense input has too few numbers");
+    }
+    return fail("a dense input has too many numbers, or something that is none");
+}
+
+/* Ids: "3,7" or, with weights, "3:0.5,7:1"; "" is an empty list. */
+static int read_ids(const peri_model_input *in, const char *text, peri_model_values *v)
+{
+    int64_t *ids = (int64_t *)zeros(MOST, sizeof *ids), *offsets = (int64_t *)zeros(2, sizeof *offsets);
+    float *weights = (float *)zeros(MOST, sizeof *weights);
+    char *end;
+    v->ids = ids;
+    v->offsets = offsets;
+    v->weights = in->weighted ? weights : NULL;
+    while (*text) {
+        if (offsets[1] == MOST) return fail("a list of ids is too long");
+        ids[offsets[1]] = strtoll(text, &end, 10);
+        weights[offsets[1]] = 1;
+        if (end == text) return fail("an id is no number");
+        if (*end == ':') {
+            char *from = end + 1;
+            weights[offsets[1]] = strtof(from, &end);
+        }
+        offsets[1]++;
+        if (*end && *end != ',') return fail("ids are separated by commas");
+        text = *end ? end + 1 : end;
+    }
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    peri_model *model;
+    peri_model_context *context;
+    int64_t inputs, outputs;
+    if (argc < 2) return fprintf(stderr, "usage: serve MODEL [INPUT=VALUES ...]\n"), 2;
+    if (peri_model_open(argv[1], 0, &model) < 0) return fail(peri_error_message());
+    if (argc == 2) return list(model);
+    const peri_model_input *in = peri_model_inputs(model, &inputs);
+    const peri_model_output *out = peri_model_outputs(model, &outputs);
+    peri_model_values *values = (peri_model_values *)zeros((size_t)inputs, sizeof *values);
+    float **answers = (float **)zeros((size_t)outputs, sizeof *answers);
+    for (int a = 2; a < argc; a++) {
+        const char *equals = strchr(argv[a], '=');
+        int64_t i = 0;
+        while (equals && i < inputs && (strncmp(in[i].name, argv[a], (size_t)(equals - argv[a])) != 0 || in[i].name[equals - argv[a]])) i++;
+        if (!equals || i == inputs) return fprintf(stderr, "serve: '%s' is no input of the model\n", argv[a]), 2;
+        int failed = in[i].kind == PERI_MODEL_DENSE ? read_dense(&in[i], equals + 1, &values[i]) : read_ids(&in[i], equals + 1, &values[i]);
+        if (failed) return 2;
+    }
+    for (int64_t i = 0; i < outputs; i++) answers[i] = (float *)zeros((size_t)out[i].columns, sizeof **answers);
+    if (peri_model_context_new(model, 1, 0, &context) < 0) return fail(peri_error_message());
+    if (peri_model_predict(context, 1, values, answers) < 0) return fail(peri_error_message());
+    for (int64_t i = 0; i < outputs; i++) {
+        printf("%s:", out[i].name);
+        for (int64_t c = 0; c < out[i].columns; c++) printf(" %.9g", (double)answers[i][c]);
+        printf("\n");
+    }
+    peri_model_context_release(context);
+    peri_model_release(model);
+    return 0; /* the process ends: what is left goes with it */
+}

@@ -1,0 +1,82 @@
+-- launch/exports.lua: `perilune export`: a checkpoint, and a script that makes the model that it is of, as a model file.
+local errors = require "perilune.errors"
+local util = require "perilune.util"
+local P = require "perilune.ffi"
+local export = require "perilune.export"
+local checkpoint = require "perilune.checkpoint"
+local Module = require "perilune.nn.module"
+
+local M = {}
+
+--- What is wrong with the options; nil: nothing.
+function M.refusal(options)
+  if options.verify then
+    for _, name in ipairs { "model", "checkpoint", "tables", "output" } do
+      local said = name == "checkpoint" and name or "--" .. name
+      if options[name] then return ("export: --verify FILE stands alone, without %s"):format(said) end
+    end
+    return nil
+  end
+  if not options.model then return "export: --model SCRIPT is missing: a Lua file that returns the model and held-out batches" end
+  if not options.output then return "export: --output FILE is missing: where the model file will be" end
+end
+
+--- "int8", or "users=f16,items=int8,default=int4" as a table.
+local function tables_of(text)
+  if not text or not text:find "=" then return text end
+  local tables = {}
+  for part in text:gmatch "[^,]+" do
+    local name, dtype = part:match "^(.-)=([%w]+)$"
+    if not name then P.fail(("export: --tables '%s': '%s', wanted NAME=DTYPE"):format(text, part)) end
+    tables[name] = dtype
+  end
+  return tables
+end
+
+--- What the script returns: { model =, batches =, and options of peri.export.save }.
+local function load_script(path)
+  local chunk, why = loadfile(path)
+  if not chunk then P.fail(("export: --model %s: %s"):format(path, why)) end
+  local made = chunk(path)
+  if type(made) == "function" then made = made() end
+  if type(made) ~= "table" or Module.is(made) or not Module.is(made.model) then
+    P.fail(("export: --model %s returns %s, wanted { model = an nn.Module, batches = { held-out batches } }"):format(path,
+      errors.kind(made)))
+  end
+  return made
+end
+
+local function verify(path)
+  local file = export.open(path, { verify = true })
+  local d = file:describe()
+  print(("%s: whole; version %d, by %s, digest %s"):format(path, d.version, d.producer, d.digest))
+  print(("%d bytes, %d of them tables; %d operations"):format(d.bytes, d.table_bytes, d.operations))
+  for _, x in ipairs(file:inputs()) do
+    print(("input   %s: %s"):format(x.name, x.kind == "dense" and ("%d numbers"):format(x.columns) or ("ids 0..%d"):format(x.rows - 1)))
+  end
+  for _, x in ipairs(file:outputs()) do print(("output  %s: %d numbers"):format(x.name, x.columns)) end
+  for _, x in ipairs(file:tables()) do print(("table   %s: %s [%d, %d], %d bytes"):format(x.name, x.dtype, x.rows, x.columns, x.bytes)) end
+end
+
+--- Do it. Returns the exit code.
+function M.run(options)
+  if options.verify then
+    verify(options.verify)
+    return 0
+  end
+  local made = load_script(options.model)
+  local model, settings = made.model, util.copy(made)
+  settings.model = nil
+  if options.tables then settings.tables = tables_of(options.tables) end
+  if options.checkpoint then
+    local values = checkpoint.load(options.checkpoint, { model = model }, { only = { "model" } })
+    local saver = type(values) == "table" and type(values.saver) == "table" and values.saver or values
+    settings.step = settings.step or type(saver) == "table" and tonumber(saver.step) or nil
+  end
+  local report = model:export(options.output, settings)
+  print(export.text(report))
+  print(("%s: %d bytes"):format(options.output, export.open(options.output):describe().bytes))
+  return 0
+end
+
+return M

@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_product.c: panel_product of every instruction set: the bits of ref, whatever the sizes, strides, and the split of its range; and
+ * ref's are those of sums written out.
+ */
+#include "../../kernels/kernels.h"
+#include "../harness/check.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_ROWS = 14, MOST_COLS = 150, MOST_INNER = 70, PAD = 3 };
+
+static float x[MOST_ROWS * (MOST_INNER + PAD)], w[MOST_COLS * MOST_INNER], bias[MOST_COLS];
+static float panels[(MOST_COLS + PERI_PANEL) * MOST_INNER];
+
+static void fill(float *to, int64_t n, uint32_t seed)
+{
+    for (int64_t i = 0; i < n; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        to[i] = (float)(int32_t)seed / 2147483648.0f;
+    }
+}
+
+static void run(const peri_kernels *k, peri_k_panel_product_args *a, float *y, int64_t rows, int64_t split)
+{
+    for (int64_t i = 0; i < MOST_ROWS * (MOST_COLS + PAD); i++) y[i] = -7;
+    a->y = y;
+    for (int64_t r = 0; r < rows; r += split) k->fn[PERI_K_panel_product](a, r, r + split < rows ? r + split : rows);
+}
+
+/** One case: all instruction sets, split in several ways, beside sums written out. What is behind a row stays as it was. */
+static void check(int64_t rows, int64_t cols, int64_t inner, int32_t act, bool biased)
+{
+    static const char *const isas[] = {"ref", "avx2", "avx512"};
+    static float want[MOST_ROWS * (MOST_COLS + PAD)], y[MOST_ROWS * (MOST_COLS + PAD)];
+    peri_k_panel_product_args a = {.x = x, .panels = panels, .bias = biased ? bias : NULL, .act = act, .inner = inner, .cols = cols,
+                                   .x_stride = inner + PAD, .y_stride = cols + PAD};
+    peri_panel_pack(panels, w, cols, inner, inner, 1);
+    for (int64_t i = 0; i < MOST_ROWS * (MOST_COLS + PAD); i++) want[i] = -7;
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t c = 0; c < cols; c++) {
+            float s = 0;
+            for (int64_t k = 0; k < inner; k++) s = fmaf(x[r * a.x_stride + k], w[c * inner + k], s);
+            if (biased) s += bias[c];
+            want[r * a.y_stride + c] = act == PERI_UNARY_RELU && s < 0 ? 0 : s;
+        }
+    for (size_t i = 0; i < sizeof isas / sizeof *isas; i++) {
+        const peri_kernels *k = peri_kernels_isa(isas[i]);
+        for (int64_t split = 1; k && split <= rows; split += split < 3 ? 1 : 4) {
+            run(k, &a, y, rows, split);
+            for (int64_t at = 0; at < MOST_ROWS * (MOST_COLS + PAD); at++)
+                if (y[at] != want[at])
+                    fail_msg("%s, %d x %d x %d, act %d, split %d: number %d is %.9g, wanted %.9g", isas[i], (int)rows, (int)cols,
+                             (int)inner, act, (int)split, (int)at, (double)y[at], (double)want[at]);
+        }
+    }
+}
+
+static void all_instruction_sets_have_the_bits_of_sums_in_order(void **state)
+{
+    (void)state;
+    static const int64_t cols[] = {1, 15, 16, 17, 33, 64, 65, 130, 150}, inner[] = {1, 2, 13, 70};
+    fill(x, (int64_t)(sizeof x / sizeof *x), 1);
+    fill(w, (int64_t)(sizeof w / sizeof *w), 2);
+    fill(bias, MOST_COLS, 3);
+    for (size_t c = 0; c < sizeof cols / sizeof *cols; c++)
+        for (size_t k = 0; k < sizeof inner / sizeof *inner; k++)
+            for (int64_t rows = 1; rows <= MOST_ROWS; rows++)
+                check(rows, cols[c], inner[k], rows % 2 ? PERI_UNARY_RELU : PERI_UNARY_IDENTITY, rows % 3 != 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(all_instruction_sets_have_the_bits_of_sums_in_order)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
