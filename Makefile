@@ -7,7 +7,7 @@
 #   make test            set up, build, run every test
 #   make fuzz            every fuzzer for SECONDS=60, with other inputs each time   SECONDS= SEED= ONLY=
 #   make bench           all benchmarks: bench-step bench-comm bench-embed bench-tiers bench-sparse bench-data bench-dense
-#                        bench-routes bench-shard bench-collision bench-pipeline bench-plan bench-checkpoint  ARGS= PYTHON=
+#                        bench-routes bench-shard bench-collision bench-pipeline bench-plan bench-checkpoint bench-serve  ARGS= PYTHON=
 #   make bench-net       bytes across the network and time, on pretended machines (as root)   MACHINES=2,2 RATE=1gbit ARGS=
 #   make cuda            the devices' plugin cuda and the transport nccl, by nvcc (plain `make` leaves them out: minutes); CUDA=1 make
 #   make cuda-report     what nvcc made of the kernels, beside what a GPU asks for: docs/cuda.md   NVDISASM=
@@ -160,7 +160,7 @@ CDEF := $B/lua/perilune/cdef.lua
 
 .PHONY: all help probe config needed setup test check check-c check-lua parity reference pictures check-mpi check-net check-cuda check-cuda-san check-cuda-short gpu-check gpu-check-run fuzz demo demo-run lint install uninstall clean distclean \
 	bench bench-step bench-comm bench-embed bench-tiers bench-sparse bench-data bench-dense bench-routes bench-shard bench-collision bench-net \
-	bench-pipeline bench-plan bench-checkpoint
+	bench-pipeline bench-plan bench-checkpoint bench-serve
 .DELETE_ON_ERROR:
 
 all: needed $(LIB_A) $(LIB_SO) $(PLUGINS) $(CDEF) $B/abi.ok $(LAUNCHER) $(SERVER) $(if $(filter 1,$(CUDA)),$(CUDA_SO) $(NCCL_SO))
@@ -539,6 +539,8 @@ $B/bench/libcomm_mpi.so: tests/bench/comm_mpi.c $(CONFIG)
 bench-comm: all $(PEER) $(if $(HAVE_MPI),$B/bench/libcomm_mpi.so)
 	$(call BENCH,comm,$(if $(HAVE_MPI),2 4,1))
 	@$(if $(and $(PYTHON),$(HAVE_MPI)),$(PEER) tests/bench/peers/kjt.py --perilune $(LAUNCHER) --out build/bench/comm.jsonl)
+bench-serve: all
+	$(call BENCH,serve,1)
 bench-embed: all $(PEER) $B/tests/bench/libroofline.so
 	$(call BENCH,embed,1,,--roofline $B/tests/bench/libroofline.so $(if $(PYTHON),--python $(PEER)))
 $B/tests/bench/libroofline.so: tests/bench/roofline.c tests/bench/sort.c $(LIB_A)
@@ -593,7 +595,7 @@ bench-plan: all
 	@$(if $(and $(HAVE_MPI),$(HAVE_IP)),PERI_BUILD=$B tests/net/nodes -r 1gbit 2$(comma)2 $(LAUNCHER) run -n 4 -t 1 tests/bench/plan.lua \
 	  --topology build/bench/plan-far.topology --out build/bench/plan.jsonl $(ARGS) || [ $$? = 125 ])
 bench: bench-embed bench-tiers bench-sparse bench-comm bench-step bench-data bench-dense bench-routes bench-shard bench-collision \
-	bench-pipeline bench-plan bench-checkpoint
+	bench-pipeline bench-plan bench-checkpoint bench-serve
 
 # -- installing -------------------------------------------------------------------------------------------------------------------------
 

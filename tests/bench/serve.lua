@@ -1,0 +1,95 @@
+-- serve.lua: answers of model files, one thread, without HTTP: a DLRM of 26 tables, batches of several sizes, dtypes of tables. One line a
+-- measurement: case, dtype, threads, samples of a call, p50 and p99 of a call in microseconds, samples a second.
+--
+-- Ids are uniform and there are many batches of them, which take turns: rows come from memory, as in serving.
+local ffi = require "ffi"
+local peri = require "perilune"
+local argparse = require "argparse"
+local json = require "dkjson"
+local nn, C, check = peri.nn, peri.ffi.C, peri.ffi.check
+
+local parser = argparse("tests/bench/serve.lua", "Speed of model files.")
+parser:option("--out", "Append results as JSON lines to this file.")
+parser:option("--rows", "Rows of each table.", 100000, tonumber)
+parser:option("--dtypes", "Dtypes of tables, with commas.", "f32,int8,int4")
+parser:option("--batches", "Samples of a call, with commas.", "1,16,256")
+parser:option("--seconds", "Of each measurement.", 2, tonumber)
+local options = parser:parse(arg)
+local out = options.out and assert(io.open(options.out, "a"))
+
+local TABLES, COLUMNS, DENSE, IDS, SETS = 26, 64, 13, 1, 64
+
+local tables, keys = {}, {}
+for i = 1, TABLES do
+  keys[i] = ("f%02d"):format(i)
+  tables[i] = peri.EmbeddingBagConfig { name = "t" .. i, num_embeddings = options.rows, embedding_dim = COLUMNS,
+    feature_names = { keys[i] } }
+end
+local model = nn.DLRM {
+  embedding_bag_collection = peri.EmbeddingBagCollection { tables = tables }, dense_in_features = DENSE,
+  dense_arch_layer_sizes = { 512, 256, COLUMNS }, over_arch_layer_sizes = { 512, 512, 256, 1 },
+}
+
+local function held_out(n)
+  local lengths, ids = {}, {}
+  for i = 1, TABLES * n do lengths[i], ids[i] = IDS, math.random(0, options.rows - 1) end
+  return { dense_features = peri.Tensor.uniform({ n, DENSE }, -1, 1, 7),
+    sparse_features = peri.KeyedJaggedTensor { keys = keys, values = ids, lengths = lengths } }
+end
+
+--- Inputs of a call with n samples, in C memory.
+local function values_of(n, kept)
+  local values = ffi.new("peri_model_values[?]", TABLES + 1)
+  local dense, offsets = ffi.new("float[?]", n * DENSE), ffi.new("int64_t[?]", n + 1)
+  for i = 0, n * DENSE - 1 do dense[i] = math.random() end
+  for i = 0, n do offsets[i] = i * IDS end
+  values[0].dense = dense
+  for t = 1, TABLES do
+    local ids = ffi.new("int64_t[?]", n * IDS)
+    for i = 0, n * IDS - 1 do ids[i] = math.random(0, options.rows - 1) end
+    values[t].ids, values[t].offsets = ids, offsets
+    kept[#kept + 1] = ids
+  end
+  kept[#kept + 1] = { dense, offsets, values }
+  return values
+end
+
+local model_out, context_out = ffi.new "peri_model *[1]", ffi.new "peri_model_context *[1]"
+
+local function measure(path, dtype, n)
+  local began = C.peri_time_ns()
+  check(C.peri_model_open(path, 0, model_out))
+  local opened = tonumber(C.peri_time_ns() - began) / 1e3
+  check(C.peri_model_context_new(model_out[0], n, 0, context_out))
+  local kept, sets, times = {}, {}, {}
+  for i = 1, SETS do sets[i] = values_of(n, kept) end
+  local answer = ffi.new("float[?]", n)
+  local answers = ffi.new("float *[1]", answer)
+  local till, calls = C.peri_time_ns() + options.seconds * 1e9, 0
+  while calls < 2 * SETS or C.peri_time_ns() < till do
+    calls = calls + 1
+    local from = C.peri_time_ns()
+    check(C.peri_model_predict(context_out[0], n, sets[calls % SETS + 1], answers))
+    times[calls] = tonumber(C.peri_time_ns() - from) / 1e3
+  end
+  for _ = 1, SETS do table.remove(times, 1) end -- the first round reads rows from the file
+  local sum = 0
+  for _, t in ipairs(times) do sum = sum + t end
+  table.sort(times)
+  local m = #times
+  local line = { case = "dlrm", rows = options.rows, dtype = dtype, threads = 1, samples = n, open_us = opened,
+    p50_us = times[math.ceil(m * 0.5)], p99_us = times[math.ceil(m * 0.99)], samples_per_s = n * m / sum * 1e6 }
+  print(("%-5s %5d samples  p50 %9.1f us  p99 %9.1f us  %10.0f samples/s  (opened in %.0f us)"):format(dtype, n, line.p50_us, line.p99_us,
+    line.samples_per_s, opened))
+  if out then out:write(json.encode(line), "\n") end
+  C.peri_model_context_release(context_out[0])
+  C.peri_model_release(model_out[0])
+end
+
+for dtype in options.dtypes:gmatch "[^,]+" do
+  local path = os.tmpname()
+  model:export(path, { batches = { held_out(11) }, tables = dtype, allowed_difference = 1, finite = false,
+    call = function(m, b) return m(b.dense_features, b.sparse_features) end })
+  for n in options.batches:gmatch "%d+" do measure(path, dtype, tonumber(n)) end
+  os.remove(path)
+end
