@@ -131,6 +131,9 @@ int32_t peri__model_format(const char *dtype, int64_t columns, int64_t *stride, 
 /** The bytes of a section. */
 static inline const void *peri__model_data(const peri_model *m, int32_t section) { return m->file.data + m->sections[section].offset; }
 
+/** peri_model_changed, in the name of @function. */
+peri_status peri__model_unchanged(const char *function, const peri_model *m);
+
 /* -- calls ----------------------------------------------------------------------------------------------------------------------------- */
 
 /** Samples that are computed together: their intermediate results stay in the processor's caches. Results do not depend on it. */

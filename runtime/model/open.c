@@ -128,17 +128,23 @@ peri_status peri_model_verify(const peri_model *model)
     return PERI_OK;
 }
 
-peri_status peri_model_changed(const peri_model *model)
+peri_status peri__model_unchanged(const char *function, const peri_model *m)
 {
     struct stat info;
-    PERI_NEED(model);
-    const peri__mapped *f = &model->file;
+    const peri__mapped *f = &m->file;
     if (f->fd < 0) return PERI_OK;
-    if (peri__mapped_cut(f)) return peri__fail(PERI_EIO, "peri_model_changed: '%.200s' was cut while it was mapped", model->path);
-    if (fstat(f->fd, &info) != 0) return peri__fail(PERI_EIO, "peri_model_changed: '%.200s': %s", model->path, strerror(errno));
+    if (fstat(f->fd, &info) != 0) return peri__fail(PERI_EIO, "%s: '%.200s': %s", function, m->path, strerror(errno));
+    if (peri__mapped_cut(f) || info.st_size < f->bytes)
+        return peri__fail(PERI_EIO, "%s: '%.200s' was cut while it was mapped; open it again", function, m->path);
     if (info.st_size != f->bytes || info.st_mtim.tv_sec != f->changed_s || info.st_mtim.tv_nsec != f->changed_ns)
-        return peri__fail(PERI_EIO, "peri_model_changed: '%.200s' was written to since it was opened", model->path);
+        return peri__fail(PERI_EIO, "%s: '%.200s' was written to since it was opened; open it again", function, m->path);
     return PERI_OK;
+}
+
+peri_status peri_model_changed(const peri_model *model)
+{
+    PERI_NEED(model);
+    return peri__model_unchanged("peri_model_changed", model);
 }
 
 /* -- describing ------------------------------------------------------------------------------------------------------------------------ */

@@ -250,7 +250,5 @@ peri_status peri_model_predict(peri_model_context *context, int64_t batch, const
             if (outputs[i]) memcpy(outputs[i] + first * columns, result, sizeof(float) * (size_t)(n * columns));
         }
     }
-    if (peri__mapped_cut(&m->file))
-        return peri__fail(PERI_EIO, "peri_model_predict: '%.200s' was cut while it was mapped; open it again", m->path);
-    return PERI_OK;
+    return peri__model_unchanged("peri_model_predict", m);
 }

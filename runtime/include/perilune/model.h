@@ -43,10 +43,10 @@ enum {
  *  the file is there. PERI_EFORMAT: it is no model file, or a broken one; the message says where. PERI_EUNSUPPORTED: a version or an
  *  operation that this library does not know. @out new.
  *
- *  Whoever replaces a model file writes beside it and renames (peri_file_write, the exporter): this model then stays what it was. A mapped
- *  file that is cut short in place makes the calls that needed the missing part fail with PERI_EIO, and all calls after them. For this the
- *  process gets a handler for SIGBUS, which passes on what does not concern mapped models. Bytes that are overwritten in place change
- *  answers without notice (never what memory is reached); peri_model_changed tells. */
+ *  Whoever replaces a model file writes beside it and renames (peri_file_write, the exporter): this model then stays what it was. After a
+ *  mapped file was cut or written to in place, calls fail with PERI_EIO: each looks at the file's size and time at its end. Reading a part
+ *  that is no longer there does not end the process: it has a handler for SIGBUS from the first mapped model on, which passes on what does
+ *  not concern one. Whatever the bytes of sections are, no call leaves its memory. */
 PERI_API peri_status peri_model_open(const char *path, int32_t flags, peri_model **out);
 /** Add a reference. */
 PERI_API void peri_model_retain(peri_model *model);
@@ -54,8 +54,8 @@ PERI_API void peri_model_retain(peri_model *model);
 PERI_API void peri_model_release(peri_model *model);
 /** Read all sections and compare their checksums: PERI_EFORMAT names the first that differs. Blocks as long as reading the file takes. */
 PERI_API peri_status peri_model_verify(const peri_model *model);
-/** PERI_OK: the file that was opened is as long and as old as it was then. PERI_EIO: it was cut, written to, or cannot be asked. That
- *  another file has got its name meanwhile is no change. Always PERI_OK with PERI_MODEL_COPY. */
+/** PERI_OK: the file that was opened is as long and as old as it was then. PERI_EIO: it was cut, written to, or cannot be asked; what
+ *  peri_model_predict asks, too. That another file has got its name meanwhile is no change. Always PERI_OK with PERI_MODEL_COPY. */
 PERI_API peri_status peri_model_changed(const peri_model *model);
 
 /* -- what it takes and gives ----------------------------------------------------------------------------------------------------------- */
@@ -157,8 +157,8 @@ PERI_API void peri_model_context_release(peri_model_context *context);
 PERI_API int64_t peri_model_context_bytes(const peri_model_context *context);
 /** Answers for @batch samples (0..max_batch): @inputs and @outputs in the order of peri_model_inputs and peri_model_outputs. @outputs[i]:
  *  [batch][columns] in the caller's memory, or NULL: not wanted. Checks the values first as peri_model_check does, and then writes
- *  nothing if it refuses them. Computes in the calling thread, allocates nothing, and takes no lock. PERI_EIO: the file was cut while it
- *  was mapped; outputs mean nothing then. */
+ *  nothing if it refuses them. Computes in the calling thread, allocates nothing, and takes no lock. PERI_EIO: the mapped file was
+ *  cut or written to since it was opened; outputs mean nothing then. */
 PERI_API peri_status peri_model_predict(peri_model_context *context, int64_t batch, const peri_model_values *inputs, float *const *outputs);
 
 /* -- writing --------------------------------------------------------------------------------------------------------------------------- */

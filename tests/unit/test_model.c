@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_model.c: a model file that C writes and C opens: several threads answer at once and allocate nothing, a sample that is refused
+ * writes nothing, inputs that may be missing, and files that are replaced or written to while they are open.
+ */
+#include "../harness/check.h"
+
+#include <perilune/model.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+enum { THREADS = 4, CALLS = 200, SAMPLES = 300 };
+
+static char path[] = "/tmp/perilune-model-XXXXXX";
+
+/** y = relu(2 a - b + 1/2) + the sum of the rows of the ids, of a table with the rows 0, 10, 20, 30. `a` and `b` are one dense input. */
+static void write_model(float half)
+{
+    static const float weight[2] = {2, -1}, rows[4] = {0, 10, 20, 30};
+    const float bias[1] = {half};
+    char header[2000];
+    peri_model_writer *w;
+    peri_model_writer_place p[3];
+    int32_t section;
+    assert_ok(peri_model_writer_new(path, &w));
+    assert_ok(peri_model_writer_begin(w, &section));
+    assert_ok(peri_model_writer_panels(w, weight, 1, 2));
+    assert_ok(peri_model_writer_begin(w, &section));
+    assert_ok(peri_model_writer_put(w, bias, sizeof bias));
+    assert_ok(peri_model_writer_begin(w, &section));
+    assert_ok(peri_model_writer_put(w, rows, sizeof rows));
+    assert_int_equal(section, 2);
+    for (int32_t i = 0; i < 3; i++) assert_ok(peri_model_writer_section(w, i, &p[i]));
+    int n = snprintf(header, sizeof header,
+        "{\"name\":\"test\",\"future\":[{\"x\":null}],\"inputs\":[{\"name\":\"x\",\"kind\":\"dense\",\"columns\":2,\"finite\":1},"
+        "{\"name\":\"ids\",\"kind\":\"ids\",\"rows\":4,\"optional\":1}],"
+        "\"tables\":[{\"name\":\"t\",\"dtype\":\"f32\",\"rows\":4,\"columns\":1,\"section\":2}],"
+        "\"values\":[{\"columns\":2,\"input\":0},{\"columns\":1,\"section\":1},{\"columns\":1},{\"columns\":1},{\"columns\":1}],"
+        "\"operations\":[{\"op\":\"linear\",\"in\":[0,1],\"out\":2,\"weight\":0,\"function\":\"relu\",\"sizes\":[2,1]},"
+        "{\"op\":\"lookup\",\"in\":[],\"out\":3,\"bags\":[{\"input\":1,\"table\":0,\"pooling\":\"sum\"}]},"
+        "{\"op\":\"binary\",\"function\":\"add\",\"in\":[2,3],\"out\":4,\"sizes\":[1,1,1,1]}],"
+        "\"outputs\":[{\"name\":\"y\",\"value\":4}],\"sections\":[");
+    for (int i = 0; i < 3; i++)
+        n += snprintf(header + n, sizeof header - (size_t)n, "%s{\"offset\":%lld,\"bytes\":%lld,\"checksum\":\"%016llx\"}", i ? "," : "",
+                      (long long)p[i].offset, (long long)p[i].bytes, (unsigned long long)p[i].checksum);
+    n += snprintf(header + n, sizeof header - (size_t)n, "]}");
+    assert_ok(peri_model_writer_finish(w, header, n));
+    assert_ok(peri_model_writer_publish(w));
+    peri_model_writer_release(w);
+}
+
+/** Values of SAMPLES samples: sample b has x = (b, 1) and the ids 0 .. b mod 4 - 1. */
+static float dense[SAMPLES * 2];
+static int64_t ids[SAMPLES * 4], offsets[SAMPLES + 1];
+
+static float answer(int64_t b) { return (float)(2 * b - 1) + 0.5f > 0 ? (float)(2 * b - 1) + 0.5f : 0; }
+static float rows_of(int64_t b) { return b % 4 == 3 ? 30 : b % 4 == 2 ? 10 : 0; }
+
+static void make_values(void)
+{
+    int64_t n = 0;
+    for (int64_t b = 0; b < SAMPLES; b++) {
+        dense[2 * b] = (float)b, dense[2 * b + 1] = 1;
+        offsets[b] = n;
+        for (int64_t i = 0; i < b % 4; i++) ids[n++] = i;
+    }
+    offsets[SAMPLES] = n;
+}
+
+static void *serve(void *model)
+{
+    static const peri_model_values values[2] = {{.dense = dense}, {.ids = ids, .offsets = offsets}};
+    float y[SAMPLES], *out[1] = {y};
+    peri_model_context *c;
+    if (peri_model_context_new(model, SAMPLES, 0, &c) < 0) return "no context";
+    for (int k = 0; k < CALLS; k++) {
+        const int64_t n = 1 + (k * 37) % SAMPLES;
+        if (peri_model_predict(c, n, values, out) < 0) return "refused";
+        for (int64_t b = 0; b < n; b++)
+            if (y[b] != answer(b) + rows_of(b)) return "another answer";
+    }
+    peri_model_context_release(c);
+    return NULL;
+}
+
+static void threads_answer_at_once(void **state)
+{
+    (void)state;
+    pthread_t threads[THREADS];
+    peri_model *m;
+    write_model(0.5f);
+    make_values();
+    assert_ok(peri_model_open(path, PERI_MODEL_VERIFY, &m));
+    for (int i = 0; i < THREADS; i++) assert_int_equal(pthread_create(&threads[i], NULL, serve, m), 0);
+    for (int i = 0; i < THREADS; i++) {
+        void *said;
+        pthread_join(threads[i], &said);
+        if (said) fail_msg("a thread: %s", (const char *)said);
+    }
+    peri_model_release(m);
+}
+
+static void calls_allocate_nothing_and_refuse_whole(void **state)
+{
+    (void)state;
+    peri_model *m;
+    peri_model_context *c;
+    float y[3] = {-7, -7, -7}, *out[1] = {y};
+    assert_ok(peri_model_open(path, 0, &m));
+    assert_ok(peri_model_context_new(m, 3, 2, &c));
+    const int64_t live = peri_mem_live(), objects = peri_mem_objects();
+    int64_t bad_ids[] = {1, 4, 2}, one_each[] = {0, 1, 2, 3}, long_list[] = {0, 0, 0, 3}, skipped = 0;
+    peri_model_values v[2] = {{.dense = dense}, {.ids = bad_ids, .offsets = one_each}};
+    assert_fails(peri_model_predict(c, 3, v, out), PERI_ERANGE, "input 'ids', sample 1: id 4, allowed: 0..3");
+    assert_true(y[0] == -7 && y[2] == -7);
+    assert_fails(peri_model_check(m, 3, v, &skipped), PERI_ERANGE, "id 4");
+    bad_ids[1] = 3, v[1].offsets = long_list;
+    assert_fails(peri_model_predict(c, 3, v, out), PERI_ERANGE, "a list of 3 ids, allowed: up to 2");
+    v[1] = (peri_model_values){0}; /* optional */
+    assert_ok(peri_model_predict(c, 3, v, out));
+    for (int64_t b = 0; b < 3; b++) assert_true(y[b] == answer(b));
+    v[0].dense = NULL;
+    assert_fails(peri_model_predict(c, 3, v, out), PERI_EINVAL, "input 'x' is missing");
+    assert_ok(peri_model_predict(c, 0, v, out));
+    assert_fails(peri_model_predict(c, 4, v, out), PERI_EINVAL, "4 samples, allowed with this context: 0..3");
+    assert_int_equal(peri_mem_live(), live);
+    assert_int_equal(peri_mem_objects(), objects);
+    peri_model_context_release(c);
+    peri_model_release(m);
+}
+
+static void files_may_be_replaced_while_they_are_open(void **state)
+{
+    (void)state;
+    peri_model *before, *after;
+    peri_model_context *c;
+    float y[1], *out[1] = {y};
+    peri_model_values v[2] = {{.dense = dense + 2}, {0}}; /* 2 - 1 + 1/2 */
+    assert_ok(peri_model_open(path, 0, &before));
+    write_model(1.5f);
+    assert_ok(peri_model_changed(before));
+    assert_ok(peri_model_open(path, 0, &after));
+    assert_ok(peri_model_context_new(before, 1, 0, &c));
+    peri_model_release(before); /* the context keeps it */
+    assert_ok(peri_model_predict(c, 1, v, out));
+    assert_true(y[0] == 1.5f);
+    peri_model_context_release(c);
+    assert_ok(peri_model_context_new(after, 1, 0, &c));
+    assert_ok(peri_model_predict(c, 1, v, out));
+    assert_true(y[0] == 2.5f);
+    assert_int_equal(truncate(path, 64), 0);
+    assert_fails(peri_model_changed(after), PERI_EIO, "was cut while it was mapped");
+    assert_fails(peri_model_predict(c, 1, v, out), PERI_EIO, "was cut while it was mapped");
+    peri_model_context_release(c);
+    peri_model_release(after);
+    assert_fails(peri_model_open(path, 0, &after), PERI_EFORMAT, "it is not whole");
+    unlink(path);
+    assert_fails(peri_model_open(path, 0, &after), PERI_ENOTFOUND, "it cannot be opened");
+    assert_int_equal(peri_mem_objects(), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(threads_answer_at_once),
+        cmocka_unit_test(calls_allocate_nothing_and_refuse_whole),
+        cmocka_unit_test(files_may_be_replaced_while_they_are_open),
+    };
+    close(mkstemp(path));
+    return cmocka_run_group_tests_name("model files", tests, NULL, NULL);
+}
