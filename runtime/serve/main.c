@@ -11,9 +11,10 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
-enum { MOST_HOSTS = 64 };
+enum { MOST_HOSTS = 64, FILES_BESIDE = 256 /* open files beside connections */ };
 
 typedef struct settings {
     peri__server_options server;
@@ -92,6 +93,21 @@ static bool take_words(settings *s, int argc, char **argv)
     return s->model != NULL;
 }
 
+/** A file for each connection: without it, accepting would fail again and again. */
+static bool allow_files(int64_t connections)
+{
+    struct rlimit limit;
+    rlim_t wanted = (rlim_t)connections + FILES_BESIDE;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= wanted) return true;
+    if (limit.rlim_max < wanted) {
+        fprintf(stderr, "perilune: --connections %lld takes %lld open files, and this process may have %lld (ulimit -Hn)\n",
+                (long long)connections, (long long)wanted, (long long)limit.rlim_max);
+        return false;
+    }
+    limit.rlim_cur = wanted;
+    return setrlimit(RLIMIT_NOFILE, &limit) == 0;
+}
+
 static int serve(const settings *s, const sigset_t *set)
 {
     peri__serve_model *model;
@@ -137,7 +153,7 @@ int main(int argc, char **argv)
                   .grace_ns = INT64_C(30000000000),
                   .watch_ns = INT64_C(1000000000)};
     sigset_t set;
-    if (!take_words(&s, argc, argv)) return 2;
+    if (!take_words(&s, argc, argv) || !allow_files(s.server.http.most_connections)) return 2;
     s.server.http.names = s.hosts;
     signal(SIGPIPE, SIG_IGN);
     sigemptyset(&set);

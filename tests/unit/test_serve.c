@@ -590,14 +590,47 @@ static void batches(void **state)
     end();
 }
 
-/** Another state under load: each answer is of one state or of the other, and old ones are closed. */
+/** Asks until it is told to stop: each answer is of one state that there was, whole, and none is older than the one before. */
+typedef struct follower {
+    atomic_bool *stop;
+    int answers, wrong;
+} follower;
+
+static void *run_follower(void *ctx)
+{
+    follower *c = ctx;
+    char text[600], *answer = malloc(4096);
+    int fd = dial(), last = 0;
+    post_text(
+        text, sizeof text, PREDICT,
+        "{\"instances\":[{\"age\":1,\"point\":[0,0],\"clicked\":1,\"user\":1},{\"age\":2,\"point\":[0,0],\"clicked\":1,\"user\":1}]}");
+    for (; !atomic_load(c->stop); c->answers++) {
+        int first = -1, second = -1;
+        say(fd, text);
+        hear(fd, answer, 4096);
+        const char *at = strstr(answer, "{\"predictions\":[");
+        if (at) sscanf(at, "{\"predictions\":[{\"score\":%d,\"echo\":[1,1]},{\"score\":%d,", &first, &second);
+        c->wrong += first % 1000 != 2 || second != first + 1 || first / 1000 < last;
+        last = first / 1000;
+    }
+    close(fd);
+    free(answer);
+    return NULL;
+}
+
+/** Another state, 100 times, under load. */
 static void swaps(void **state)
 {
+    enum { N = 4, STATES = 100 };
     atomic_int closed = 0;
+    atomic_bool stop = false;
+    pthread_t threads[N];
+    follower followers[N] = {{0}};
     (void)state;
     begin(&(peri__server_options){.workers = 2});
     model->closed_models = &closed;
-    for (int i = 1; i <= 50; i++) {
+    for (int i = 0; i < N; i++) followers[i].stop = &stop, pthread_create(&threads[i], NULL, run_follower, &followers[i]);
+    for (int i = 1; i <= STATES; i++) {
         known *next = new_known((float)i * 1000);
         next->closed_models = &closed;
         assert_ok(peri__server_swap(server, &next->model));
@@ -605,11 +638,17 @@ static void swaps(void **state)
         snprintf(want, sizeof want, "{\"score\":%d,", 330 + i * 1000);
         has(post(PREDICT, ONE), want); /* the next answer knows it */
     }
-    for (int i = 0; i < 2000 && atomic_load(&closed) < 50; i++) pause_ms(1);
-    assert_int_equal(atomic_load(&closed), 50);
-    assert_true(metric("perilune_reloads_total") == 50);
+    atomic_store(&stop, true);
+    for (int i = 0; i < N; i++) {
+        pthread_join(threads[i], NULL);
+        assert_int_equal(followers[i].wrong, 0);
+        assert_true(followers[i].answers > 0);
+    }
+    for (int i = 0; i < 2000 && atomic_load(&closed) < STATES; i++) pause_ms(1);
+    assert_int_equal(atomic_load(&closed), STATES); /* those that served before are gone */
+    assert_true(metric("perilune_reloads_total") == STATES);
     end();
-    assert_int_equal(atomic_load(&closed), 51);
+    assert_int_equal(atomic_load(&closed), STATES + 1);
 }
 
 static int64_t stop_ns; /* grace */
