@@ -149,6 +149,25 @@ describe("the launcher", function()
     assert.matches("^#compdef perilune", (run "completion zsh"))
   end)
 
+  it("compares the logs of runs", function()
+    local folder, clean = shell.temporary()
+    finally(clean)
+    local a = shell.write(folder .. "/a.jsonl", '{"step":1,"loss":4}\n{"step":2,"loss":2}\n{"step":3,"loss":0}\n')
+    local b = shell.write(folder .. "/b.jsonl", '{"step":1,"loss":4,"auc":0.5}\n{"step":3,"loss":1,"auc":0.7}\n{"step":')
+    local out, status = run("compare " .. a .. " " .. b)
+    assert.equal(0, status)
+    local drawn = out:match "\nloss: 0 to 4, steps 1 to 3\n(.-)  %+"
+    assert.matches("^  |%*\n", drawn)                       -- both begin with the most
+    assert.matches("\n  |" .. (" "):rep(63) .. "a\n$", drawn) -- a ends with the least, in the last column
+    assert.matches("a  last 0, least 0\n  b  last 1, least 1", out)
+    assert.matches("auc: 0.5 to 0.7", out)
+    assert.not_matches("auc:", (run("compare --fields loss " .. a .. " " .. b)))
+    assert.matches("no log has 'x'; they have: auc, loss", (run("compare --fields x " .. a .. " " .. b)))
+    shell.write(b, "nothing\n{}\n")
+    out, status = run("compare " .. b)
+    assert.same({ 1, true }, { status, out:find("line 1 is no JSON object", 1, true) ~= nil })
+  end)
+
   it("looks at the machine", function()
     local out, status = run "doctor"
     assert.equal(0, status)

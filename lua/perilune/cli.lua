@@ -201,6 +201,9 @@ local function make_parser()
   local help = parser:command("help", "What the reference (docs/reference) says of a name, such as KeyedJaggedTensor or permute.")
   help:argument("name", "A name of Lua or C, or a page; without one: the pages."):args "?"
   help:flag("--names", "Print all names that it tells about.")
+  local compare = parser:command("compare", "Draw the numbers of runs' logs (JSON lines, as of the demonstration) over steps.")
+  compare:argument("logs", "The files."):args "+"
+  compare:option("--fields", "Only these, such as loss,auc."):argname "NAMES"
   parser:command("completion", "Print a script with which a shell completes perilune's words: eval \"$(perilune completion bash)\"")
     :argument("shell", "The shell."):choices { "bash", "zsh" }
   parser:command("version", "Print the version.")
@@ -356,6 +359,10 @@ end
 local simple = {
   version = function() return M.version() end,
   doctor = function() return require("perilune.launch.doctor").run() end,
+  compare = function(options)
+    local code, why = require("perilune.launch.compare").run(options.logs, options.fields)
+    return why and refuse(why, code) or code
+  end,
   completion = function(options, parser) return say(require("perilune.launch.words").script(parser, options.shell)) end,
   help = function(options)
     if options.names then return say(require("perilune.launch.words").names()) end

@@ -109,7 +109,8 @@ function M.lua_page(page, types)
   end
   out[#out + 1] = ""
   for _, entry in ipairs(page.entries) do render_entry(out, entry, types) end
-  return (table.concat(out, "\n"):gsub("\n+$", "\n"))
+  local text = table.concat(out, "\n"):gsub("([%s%(])docs/([%w_]+)%.md", "%1[docs/%2.md](../%2.md)")
+  return (text:gsub("\n+$", "\n"))
 end
 
 --- The Markdown of a header's page.
