@@ -16,6 +16,7 @@
 #   make gpu-check       on a machine with a GPU: short checks, the demonstration, the benchmark, sanitizers, specs   PARTS= MOST= ONLY=
 #   make lint            layers, boundary, style
 #   make reference       docs/reference, of lua/perilune/reference and the C headers
+#   make contract        at a release: record what programs rely on, runtime/gen/contract.txt
 #   make pictures        the pictures of the documents: docs/pictures (some need Chromium)   ONLY=
 #   make install         PREFIX=/usr/local DESTDIR=
 #   make probe           look again for libraries and print the table
@@ -34,8 +35,8 @@ endif
 SHELL := /bin/sh
 CC := $(if $(filter default,$(origin CC)),cc,$(CC))
 
-VERSION := $(shell sed -n 's/.*PERI_VERSION_TEXT "\(.*\)"/\1/p' runtime/base/internal.h)
-SOVERSION := 0
+VERSION := $(shell awk '/^.define PERI_VERSION_/ { printf "%s%s", dot, $$3; dot = "." }' runtime/include/perilune/base.h)
+SOVERSION := $(shell sed -n 's/^enum { PERI_ABI_VERSION = \([0-9]*\).*/\1/p' runtime/include/perilune/base.h)
 PREFIX ?= /usr/local
 LIBDIR ?= $(PREFIX)/lib
 DESTDIR ?=
@@ -158,7 +159,7 @@ SERVE_A := $B/serve.a
 SERVE_OBJ := $(patsubst %.c,$B/obj/%.o,$(filter-out runtime/serve/main.c $(if $(HAVE_MICROHTTPD),,runtime/serve/http.c),$(wildcard runtime/serve/*.c))) $B/obj/serve_page.o
 CDEF := $B/lua/perilune/cdef.lua
 
-.PHONY: all help probe config needed setup test check check-c check-lua parity reference pictures check-mpi check-net check-cuda check-cuda-san check-cuda-short gpu-check gpu-check-run fuzz demo demo-run lint install uninstall clean distclean \
+.PHONY: all contract help probe config needed setup test check check-c check-lua parity reference pictures check-mpi check-net check-cuda check-cuda-san check-cuda-short gpu-check gpu-check-run fuzz demo demo-run lint install uninstall clean distclean \
 	bench bench-step bench-comm bench-embed bench-tiers bench-sparse bench-data bench-dense bench-routes bench-shard bench-collision bench-net \
 	bench-pipeline bench-plan bench-checkpoint bench-serve
 .DELETE_ON_ERROR:
@@ -233,9 +234,19 @@ $(LIB_A): $(OBJ)
 	@$(if $(V),,echo '  AR      $@')
 	$(Q)rm -f $@ && ar crs $@ $^
 
-$(LIB_SO): $(OBJ)
+# A function has the version of the release that brought it: a program that needs a newer library is told so when it is loaded.
+MAP := $B/perilune.map
+CONTRACT = luajit runtime/gen/contract.lua $(1) $(CDEF) runtime/include/perilune runtime/gen/contract.txt
+$(MAP): $(CDEF) $(HEADERS) runtime/gen/contract.lua $(wildcard runtime/gen/contract.txt)
+	$(Q)$(call CONTRACT,map) >$@
+# Write down what this release promises to the programs that are built with it.
+contract: $(CDEF)
+	@$(call CONTRACT,record)
+
+$(LIB_SO): $(OBJ) $(MAP)
 	@$(if $(V),,echo '  LINK    $@')
-	$(Q)$(CC) $(CFLAGS) $(SANFLAGS) -shared -Wl,-z,nodelete -Wl,-soname,libperilune.so.$(SOVERSION) $(if $(SAN),,-Wl,-z,defs) $^ $(LIBS) -o $@
+	$(Q)$(CC) $(CFLAGS) $(SANFLAGS) -shared -Wl,-z,nodelete -Wl,-soname,libperilune.so.$(SOVERSION) -Wl,--version-script=$(MAP) $(if $(SAN),,-Wl,-z,defs) \
+	  $(OBJ) $(LIBS) -o $@
 	$(Q)ln -sf $(@F) $B/libperilune.so.$(SOVERSION) && ln -sf $(@F) $B/libperilune.so
 
 $(PLUGINS):

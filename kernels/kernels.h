@@ -68,25 +68,22 @@ PERI_KERNELS(X)
 PERI_OPS(X)
 #undef X
 
-/** A hash (FNV-1a) of all names and sizes of arguments, in their order: what a backend was compiled with. */
-static inline uint64_t peri_kernels_hash(void)
+/** A kernel, step or operation as whoever compiled this header knows it: its number is its place in the list. */
+typedef struct peri_work_entry {
+    const char *name; /* NULL: no work has this number */
+    int64_t args;     /* bytes of its argument struct */
+} peri_work_entry;
+
+/** All of them by number, and how many. A backend hands this list to the core, which finds its work there by name: lists may differ. */
+static inline const peri_work_entry *peri_work_list(int32_t *count)
 {
-    static const struct {
-        const char *name;
-        size_t size;
-    } work[] = {
+    static const peri_work_entry list[] = {
 #define X(name, args) {#name, sizeof(args)},
-        PERI_KERNELS(X) PERI_STEPS(X) {"", 0}, PERI_OPS(X)
+        PERI_KERNELS(X) PERI_STEPS(X) {NULL, 0}, PERI_OPS(X)
 #undef X
     };
-    uint64_t hash = 0xcbf29ce484222325u;
-    for (size_t i = 0; i < sizeof work / sizeof *work; i++) {
-        const char *c = work[i].name;
-        do hash = (hash ^ (unsigned char)*c) * 0x100000001b3u;
-        while (*c++);
-        for (size_t size = work[i].size, byte = 0; byte < 8; byte++, size >>= 8) hash = (hash ^ (size & 255)) * 0x100000001b3u;
-    }
-    return hash;
+    *count = (int32_t)(sizeof list / sizeof *list);
+    return list;
 }
 
 /** One kernel over a part of its range. */

@@ -48,7 +48,7 @@ describe("an installation", function()
 
   it("has a library with a SONAME, and a pkg-config file that names no place of the build", function()
     if need() then return pending(need()) end
-    assert.matches("libperilune%.so%.0%s", (shell.run(("objdump -p %s/lib/libperilune.so | grep SONAME"):format(prefix))))
+    assert.matches("libperilune%.so%.1%s", (shell.run(("objdump -p %s/lib/libperilune.so | grep SONAME"):format(prefix))))
     local pc = shell.read(prefix .. "/lib/pkgconfig/perilune.pc")
     assert.matches("prefix=/opt/moon\n", pc)
     local here = io.popen("pwd"):read "*l"

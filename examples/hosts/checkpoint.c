@@ -104,12 +104,14 @@ static void load(const char *path)
 int main(int argc, char **argv)
 {
     static const char *const features[] = {"f"};
-    peri_tbe_optimizer adagrad;
+    peri_tbe_optimizer adagrad = {.size = sizeof adagrad};
     check(peri_comm_open(NULL, &world)), check(peri_device_get("cpu", &cpu));
     check(peri_tbe_optimizer_default(PERI_TBE_ROWWISE_ADAGRAD, &adagrad)), adagrad.learning_rate = 0.1;
-    const peri_sharded_table table = {.name = "t", .rows = ROWS, .cols = COLS, .features = (int32_t[]){0}, .n_features = 1,
+    const peri_sharded_table table = {.size = sizeof table,
+                                      .name = "t", .rows = ROWS, .cols = COLS, .features = (int32_t[]){0}, .n_features = 1,
                                       .sharding_type = PERI_ROW_WISE, .compute_kernel = PERI_KERNEL_FUSED};
-    const peri_sharded_config config = {.group = world, .device = cpu, .tables = &table, .n_tables = 1, .seed = 1, .features = features,
+    const peri_sharded_config config = {.size = sizeof config,
+                                        .group = world, .device = cpu, .tables = &table, .n_tables = 1, .seed = 1, .features = features,
                                         .n_features = 1, .optimizers = &adagrad, .n_optimizers = 1};
     check(peri_sharded_new(&config, &tables)), check(peri_tensor_new(cpu, PERI_I64, 1, (int64_t[]){1}, &steps));
     check(peri_tensor_full(cpu, PERI_F32, 2, (int64_t[]){1, COLS}, 0.5, &layer)); /* then training, as in train.c */

@@ -41,7 +41,7 @@ static peri_sharded *make_tables(void)
     static peri_sharded_table table[2]; /* static: zeros, which are the defaults of all fields */
     static peri_sharded_config config;
     peri_sharded *tables;
-    peri_tbe_optimizer adagrad;
+    peri_tbe_optimizer adagrad = {.size = sizeof adagrad};
     check(peri_tbe_optimizer_default(PERI_TBE_ROWWISE_ADAGRAD, &adagrad)), adagrad.learning_rate = 0.1;
     table[0].name = "items", table[0].rows = ITEMS, table[0].sharding_type = PERI_TABLE_WISE, table[0].ranks = &last, table[0].n_ranks = 1;
     table[1].name = "words", table[1].rows = WORDS, table[1].sharding_type = PERI_ROW_WISE, table[1].pooling = PERI_POOLING_MEAN;
@@ -93,7 +93,7 @@ int main(void)
 {
     const int64_t cols = COLS;
     peri_tensor *weight, *labels, *loss, *sum;
-    peri_optim_args options;
+    peri_optim_args options = {.size = sizeof options};
     peri_reducer *reducer;
     peri_optim *optim;
     peri_keys *keys;

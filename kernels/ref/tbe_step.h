@@ -51,7 +51,7 @@ K_INLINE double tbe_rate_counted(const peri_k_tbe_optimizer *o, double c, double
 {
     const peri_k_tbe_counter *k = &o->counter;
     double tail = k->tail_ratio ? floor((double)k->tail * most) : (double)k->tail, up = (double)k->adjustment_ub, factor;
-    if (k->rates < 0 || !(c > tail)) return mult;
+    if (k->rates == PERI_RATES_EQUAL || !(c > tail)) return mult;
     switch (k->rates) {
     case PERI_RATES_TAIL_ID_INCREASE: factor = pow(most / (c + 1), up); return mult * (factor < 1 ? 1 : factor > 10 ? 10 : factor);
     case PERI_RATES_TAIL_ID_DECREASE: factor = pow((c + 1) / most, up); return mult * (factor < 0.1 ? 0.1 : factor > 1 ? 1 : factor);

@@ -411,6 +411,29 @@ function M.lua_text(ptr)
   return text ~= nil and ffi.string(text) or "an error without a message"
 end
 
+-- -- structures that begin with their size ------------------------------------------------------------------------------------------
+
+--- A structure of C's, such as "peri_kjt_args": zeros, or `init`, and its size, which every such structure begins with.
+function M.struct(name, init)
+  local s = init and ffi.new(name, init) or ffi.new(name)
+  s.size = ffi.sizeof(name)
+  return s
+end
+
+--- An array of n of them.
+function M.structs(name, n)
+  local list = ffi.new(name .. "[?]", n)
+  for i = 0, n - 1 do list[i].size = ffi.sizeof(name) end
+  return list
+end
+
+--- Zeros in all of structure `s` but its size.
+function M.clear(s)
+  local size = s.size
+  ffi.fill(s, size)
+  s.size = size
+end
+
 -- -- small conversions -------------------------------------------------------------------------------------------------------------
 
 M.dtype_names = {}

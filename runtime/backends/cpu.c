@@ -35,10 +35,16 @@ enum {
                                   up each page: 1 MiB on small ones took 1.5 times as long) */
 };
 
-/** Memory of which blocks are cut. */
+/** Memory of which blocks are cut. It begins with a slab_head. */
 typedef struct slab {
     char *at, *end;
 } slab;
+
+typedef struct slab_head {
+    struct slab_head *next;
+    int64_t bytes;
+} slab_head;
+enum { SLAB_HEAD = 64 }; /* blocks lie on whole cache lines */
 
 /** A free block, threaded through its own memory. */
 typedef struct block {
@@ -52,6 +58,8 @@ static struct {
     int64_t large;  /* bytes of free blocks above LARGE */
     int64_t missed; /* large blocks that were asked for and not there */
     slab small, medium;
+    slab_head *slabs;
+    int64_t in_use; /* blocks that are not free, of the cache's classes */
 } cache = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 /** Bytes of class @c. */
@@ -113,7 +121,10 @@ static void *cut(slab *s, int64_t bytes, int64_t rounded)
         if (!more) return NULL;
         for (int c = CLASSES - 1; c >= 0 && s->at; c--)
             for (; s->end - s->at >= bytes_of(c); s->at += bytes_of(c)) give_block(c, s->at);
-        *s = (slab){more, more + bytes};
+        slab_head *head = (slab_head *)(void *)more;
+        *head = (slab_head){cache.slabs, bytes};
+        cache.slabs = head;
+        *s = (slab){more + SLAB_HEAD, more + bytes};
     }
     s->at += rounded;
     return s->at - rounded;
@@ -146,6 +157,26 @@ static void trim(int64_t misses)
             cache.large -= bytes_of(c);
             munmap(b, (size_t)bytes_of(c));
         }
+}
+
+/** Give back to the system what no block needs: free blocks of whole huge pages, and, if there is no other block, all slabs. */
+static void give_back(void)
+{
+    for (int c = CLASSES - 1; bytes_of(c) >= HUGE; c--)
+        for (block *b = cache.free[c], *next; b; b = next) {
+            next = b->next;
+            munmap(b, (size_t)bytes_of(c));
+            cache.free[c] = NULL;
+        }
+    cache.large = 0;
+    if (cache.in_use > 0) return;
+    for (slab_head *head = cache.slabs, *next; head; head = next) {
+        next = head->next;
+        munmap(head, (size_t)head->bytes);
+    }
+    memset(cache.free, 0, sizeof cache.free);
+    cache.slabs = NULL;
+    cache.small = cache.medium = (slab){NULL, NULL};
 }
 
 /** Bytes of large free blocks that may be kept. */
@@ -185,6 +216,13 @@ static void *new_block(int64_t rounded)
     return map(rounded);
 }
 
+static void count_back(void)
+{
+    pthread_mutex_lock(&cache.lock);
+    cache.in_use--;
+    pthread_mutex_unlock(&cache.lock);
+}
+
 static peri_status cpu_alloc(void *device, void *stream, int64_t bytes, void **out)
 {
     (void)device, (void)stream;
@@ -197,8 +235,10 @@ static peri_status cpu_alloc(void *device, void *stream, int64_t bytes, void **o
         } else {
             pthread_mutex_lock(&cache.lock);
             if (c < CLASSES) p = from_cache(c, rounded);
+            if (c < CLASSES) cache.in_use++;
             pthread_mutex_unlock(&cache.lock);
             if (!p) p = new_block(rounded);
+            if (!p && c < CLASSES) count_back();
         }
     }
     if (!p) return PERI_HOST_FAIL(host, PERI_ENOMEM, "cpu: no memory for %lld bytes", (long long)bytes);
@@ -216,6 +256,7 @@ static void cpu_free(void *device, void *stream, void *p, int64_t bytes)
         return;
     }
     pthread_mutex_lock(&cache.lock);
+    if (c < CLASSES) cache.in_use--;
     bool large = rounded > LARGE, kept = c < CLASSES && (!large || (rounded <= LARGEST && cache.large + rounded <= most_kept()));
     if (kept) give_block(c, p);
     if (kept && large) cache.large += rounded;
@@ -242,7 +283,16 @@ static peri_status cpu_open(int32_t *index, void **device, int32_t *caps)
     return PERI_OK;
 }
 
-static void cpu_close(void *device) { (void)device; }
+static peri_status cpu_trim(void *device)
+{
+    (void)device;
+    pthread_mutex_lock(&cache.lock);
+    give_back();
+    pthread_mutex_unlock(&cache.lock);
+    return PERI_OK;
+}
+
+static void cpu_close(void *device) { (void)cpu_trim(device); }
 
 static peri_status cpu_new(void *device, void **out)
 {
@@ -300,7 +350,7 @@ static void launch_range(void *ctx, int64_t begin, int64_t end)
 static peri_status cpu_launch(void *device, void *stream, int32_t kernel, const void *args, int64_t args_size, int64_t n, int64_t grain)
 {
     (void)device, (void)stream, (void)args_size;
-    launch_args l = {host->kernels()->fn[kernel], args};
+    launch_args l = {peri_kernels_get()->fn[kernel], args};
     host->parallel_for(n, grain, launch_range, &l);
     return PERI_OK;
 }
@@ -329,7 +379,7 @@ static const peri_device_vtab vtab = {
     .size = sizeof vtab,
     .abi = PERI_DEVICE_ABI,
     .name = "cpu",
-    .kernels = peri_kernels_hash,
+    .work = peri_work_list,
     .probe = cpu_probe,
     .open = cpu_open,
     .close = cpu_close,
@@ -349,6 +399,7 @@ static const peri_device_vtab vtab = {
     .has = cpu_has,
     .scratch = cpu_scratch,
     .run = cpu_run,
+    .trim = cpu_trim,
 };
 
 const peri_device_vtab *peri__cpu_entry(const peri_plugin_host *lent);
@@ -356,5 +407,6 @@ const peri_device_vtab *peri__cpu_entry(const peri_plugin_host *lent)
 {
     host = lent;
     peri__cpu_gemm_init(lent);
+    lent->fork_lock(&cache.lock);
     return &vtab;
 }

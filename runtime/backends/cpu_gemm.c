@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
 #include <sys/mman.h>
 
 static const peri_plugin_host *host;
@@ -131,8 +132,23 @@ static void onednn_find(void)
     host->log(PERI_LOG_INFO, "cpu: f32 matrix products by oneDNN");
 }
 
+/** What a program without a dynamic linker was linked with (-u cblas_sgemm -u cblas_dgemm -lopenblas, which the pkg-config file says); else
+ *  NULL. Such a program cannot load libraries: the C library would end it. */
+extern __typeof__(cblas_sgemm) cblas_sgemm __attribute__((weak));
+extern __typeof__(cblas_dgemm) cblas_dgemm __attribute__((weak));
+
+static bool linked_statically(void) { return getauxval(AT_BASE) == 0; } /* nobody has loaded libraries for it */
+
 static void find(void)
 {
+    if (linked_statically()) {
+        openblas.sgemm = cblas_sgemm;
+        openblas.dgemm = cblas_dgemm;
+        if (!openblas.sgemm || !openblas.dgemm)
+            snprintf(problem, sizeof problem, "this program was linked statically, without OpenBLAS; link it with -u cblas_sgemm "
+                     "-u cblas_dgemm -lopenblas");
+        return;
+    }
     onednn_find(); /* first: an OpenMP that comes with it counts this process's processors */
     if (!*problem) openblas_find();
 }

@@ -35,7 +35,7 @@ static void step_range(void *ctx, int64_t begin, int64_t end)
 /** Run step @kernel over [0, n), in ranges of at least @grain. */
 static void step(const call *c, int32_t kernel, const void *args, int64_t n, int64_t grain)
 {
-    step_args s = {c->host->kernels()->fn[kernel], args};
+    step_args s = {peri_kernels_get()->fn[kernel], args};
     if (n > 0) c->host->parallel_for(n, grain, step_range, &s);
 }
 

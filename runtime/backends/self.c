@@ -78,7 +78,6 @@ static const peri_coll_vtab vtab = {
     .size = sizeof vtab,
     .abi = PERI_COLL_ABI,
     .name = "self",
-    .kernels = peri_kernels_hash,
     .takes = PERI_COLL_HOST | PERI_COLL_RANK_ORDER,
     .probe = self_probe,
     .open = self_open,

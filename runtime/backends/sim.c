@@ -296,7 +296,7 @@ static peri_status reduce(sim_op *op, void *dst, int64_t at, int64_t count)
     peri_k_reduce_args args = {.dst = dst, .src = src, .n = n, .dtype = op->posts[0].dtype, .reduce = op->posts[0].reduce};
     peri_status status = PERI_OK;
     if (count > 0 && op->group->world->device_vtab) status = reduce_on_device(op->group->world, src, &args, count);
-    else if (count > 0) host->kernels()->fn[PERI_K_reduce](&args, 0, count);
+    else if (count > 0) peri_kernels_get()->fn[PERI_K_reduce](&args, 0, count);
     host->free(src);
     return status;
 }
@@ -647,7 +647,6 @@ static const peri_coll_vtab vtab = {
     .size = sizeof vtab,
     .abi = PERI_COLL_ABI,
     .name = "sim",
-    .kernels = peri_kernels_hash,
     .takes = PERI_COLL_HOST | PERI_COLL_DEVICE | PERI_COLL_RANK_ORDER,
     .probe = sim_probe,
     .open = sim_open,

@@ -48,6 +48,13 @@ static _Thread_local struct {
 
 static atomic_int log_level = -1;
 static atomic_int log_rank = -1;
+/** The host's function for log lines; NULL: they are printed. */
+static struct {
+    pthread_mutex_t lock;
+    void (*log)(void *ctx, int32_t level, const char *text);
+    void *ctx;
+} listener = {.lock = PTHREAD_MUTEX_INITIALIZER};
+PERI_FORK_LOCK(listener.lock, PERI__FORK_LOG)
 
 int32_t peri_abi_version(void) { return PERI_ABI_VERSION; }
 const char *peri_version(void) { return PERI_VERSION_TEXT; }
@@ -163,6 +170,27 @@ static void write_stderr(const char *text, size_t n)
     }
 }
 
+void peri__log_set(void (*log)(void *ctx, int32_t level, const char *text), void *ctx)
+{
+    pthread_mutex_lock(&listener.lock);
+    listener.log = log;
+    listener.ctx = ctx;
+    pthread_mutex_unlock(&listener.lock);
+}
+
+/** Give a line, @text[n], to the host. False: it wants none. The lock is not held meanwhile: the function may take long. */
+static bool told(int32_t level, char *text, size_t n)
+{
+    pthread_mutex_lock(&listener.lock);
+    void (*log)(void *ctx, int32_t level, const char *text) = listener.log;
+    void *ctx = listener.ctx;
+    pthread_mutex_unlock(&listener.lock);
+    if (!log) return false;
+    text[n] = 0;
+    log(ctx, level, text);
+    return true;
+}
+
 void peri__log(int32_t level, const char *format, ...)
 {
     if (!peri__log_shows(level)) return;
@@ -176,8 +204,10 @@ void peri__log(int32_t level, const char *format, ...)
     vsnprintf(line + used, sizeof line - (size_t)used - 1, format, args);
     va_end(args);
     size_t n = strlen(line);
-    line[n] = '\n';
-    write_stderr(line, n + 1);
+    if (!told(level, line, n)) {
+        line[n] = '\n';
+        write_stderr(line, n + 1);
+    }
     errno = saved;
 }
 

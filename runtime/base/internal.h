@@ -13,7 +13,9 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#define PERI_VERSION_TEXT "0.1.0"
+#define PERI__TEXT_OF(number) #number
+#define PERI__TEXT(number) PERI__TEXT_OF(number)
+#define PERI_VERSION_TEXT PERI__TEXT(PERI_VERSION_MAJOR) "." PERI__TEXT(PERI_VERSION_MINOR) "." PERI__TEXT(PERI_VERSION_PATCH)
 
 /* -- errors -------------------------------------------------------------------------------------------------------------------- */
 
@@ -44,6 +46,22 @@ peri_status peri__fail_va(peri_status status, const char *file, int line, const 
         if (!(argument)) return peri__fail(PERI_EINVAL, "%s: %s is missing", __func__, #argument);                                         \
     } while (0)
 
+/** For a public function's argument @given, a pointer to a structure of @type that begins with its size: from here on a pointer to a
+ *  copy that has all of today's members. */
+#define PERI_TAKE(type, given)                                                                                                             \
+    type given##_now;                                                                                                                      \
+    PERI_TRY(peri__struct_take(&given##_now, sizeof(type), (given), __func__, #type));                                                     \
+    (given) = &given##_now
+/** The result of a public function that fills in *@out, a structure of @type that begins with its size, with today's *@now. */
+#define PERI_GIVE(type, out, now) peri__struct_give((out), (now), sizeof(type), __func__, #type)
+/** Copy what the caller has of a structure, @given (NULL: PERI_EINVAL), to @now, @size bytes; what it has not becomes 0. @function and
+ *  @type: their names. */
+peri_status peri__struct_take(void *now, size_t size, const void *given, const char *function, const char *type);
+/** The @i-th of an array of such structures, which are as far apart as the size of the first one says. */
+const void *peri__struct_at(const void *array, int64_t i);
+/** Give the caller, whose structure *@out says how much room it has, of today's @now as much as it knows. */
+peri_status peri__struct_give(void *out, const void *now, size_t size, const char *function, const char *type);
+
 /** A bug of our own, checked in debug and sanitizer builds only. */
 #if defined(PERI_DEBUG)
 void peri__assert_failed(const char *file, int line, const char *what);
@@ -53,6 +71,8 @@ void peri__assert_failed(const char *file, int line, const char *what);
 #endif
 
 void peri__log(int32_t level, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/** Give lines to this function instead of stderr; NULL: print them. */
+void peri__log_set(void (*log)(void *ctx, int32_t level, const char *text), void *ctx);
 /** Whether lines of that level are printed. */
 bool peri__log_shows(int32_t level);
 /** The rank that log lines carry; -1 (the default) prints none. */
@@ -103,6 +123,43 @@ void peri__parallel_for(int64_t n, int64_t grain, peri_range_fn fn, void *ctx);
 int peri__thread_start(pthread_t *thread, void *(*body)(void *), void *ctx);
 /** From now on parallel ranges of the calling thread run in it alone, and leave the pool to those who compute. */
 void peri__thread_alone(void);
+
+/** Processors that the affinity mask leaves to process @pid; 0: nobody says. */
+int32_t peri__processors_of(int pid);
+/** Processors that the control groups' quotas leave to this process, rounded up; 0: there is no quota. @mount: where the groups are,
+ *  "/sys/fs/cgroup"; @membership: the file that says which are this process's, "/proc/self/cgroup". */
+int32_t peri__quota_of(const char *mount, const char *membership);
+/** End the workers of the pool, which begins again with the next range. PERI_EINVAL while another thread computes. */
+peri_status peri__threads_end(void);
+
+/* -- fork ---------------------------------------------------------------------------------------------------------------------------- */
+
+/** How many forks lie between the first process and this one. What needs threads or connections of the process that made it keeps the
+ *  number of that moment, and refuses to work under another one. */
+int32_t peri__forks(void);
+/** From now on a fork waits for @lock, which is one of the whole library, so that a child finds it free. Locks that are taken while others
+ *  are held have higher numbers than those. */
+void peri__fork_lock(pthread_mutex_t *lock, int32_t number);
+/** The same of a backend's lock, a pthread_mutex_t. */
+void peri__fork_leaf(void *lock);
+/** Numbers of peri__fork_lock, in the order in which they are nested. */
+enum {
+    PERI__FORK_HOST,
+    PERI__FORK_DEVICES,
+    PERI__FORK_PLUGINS,
+    PERI__FORK_TUNE,
+    PERI__FORK_LISTED,
+    PERI__FORK_STREAMS,
+    PERI__FORK_PINNED,
+    PERI__FORK_REPORTS,
+    PERI__FORK_LEAVES, /* of backends: nothing else is locked while one is held */
+    PERI__FORK_POOL = PERI__FORK_LEAVES + 8,
+    PERI__FORK_LOG,
+    PERI__FORK_LOCKS
+};
+/** In the file of such a lock, before main (and at dlopen). */
+#define PERI_FORK_LOCK(lock, number) \
+    __attribute__((constructor)) static void fork_lock_(void) { peri__fork_lock(&(lock), (number)); }
 
 /** An error if PERI_NUM_THREADS is set to what is no number of threads; PERI_LOG to what is no level. */
 peri_status peri__threads_check(void);

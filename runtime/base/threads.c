@@ -182,24 +182,19 @@ static int32_t count_from_environment(const char *const *names)
     return 0;
 }
 
-/** Processors that process @pid may use; 0: unknown. */
-static int32_t processors_of(pid_t pid)
-{
-    cpu_set_t set;
-    return sched_getaffinity(pid, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 0;
-}
-
 int32_t peri_threads(void)
 {
     if (pool.count > 0) return pool.count;
     const char *text;
     pool.count = count_asked(&text); /* what is no number fails where devices are opened */
     if (pool.count > 0) return pool.count;
-    int32_t cpus = processors_of(0), ranks =
+    int32_t cpus = peri__processors_of(0), quota = peri__quota_of("/sys/fs/cgroup", "/proc/self/cgroup"), ranks =
         count_from_environment((const char *const[]){"OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE", "LOCAL_WORLD_SIZE", NULL});
     /* mpirun may bind a rank to processors of its own, fewer than mpirun itself has: then they are not shared with the others. */
-    bool bound = cpus < ranks && cpus < processors_of(getppid());
+    bool bound = cpus < ranks && cpus < peri__processors_of(getppid());
     if (ranks > 1 && !bound) cpus /= ranks;
+    /* More threads than the quota is worth would run, and then all of them would wait for its next period. */
+    if (quota > 0) cpus = (int32_t)peri__min(cpus, ranks > 1 ? quota / ranks : quota);
     pool.count = (int32_t)peri__max(1, peri__min(cpus, MAX_THREADS));
     return pool.count;
 }
@@ -215,6 +210,14 @@ peri_status peri_threads_set(int32_t threads)
     return PERI_OK;
 }
 
+peri_status peri__threads_end(void)
+{
+    if (atomic_flag_test_and_set(&busy)) return peri__fail(PERI_EINVAL, "peri_host_shutdown: another thread is computing");
+    shut_down();
+    atomic_flag_clear(&busy);
+    return PERI_OK;
+}
+
 int peri__thread_start(pthread_t *thread, void *(*body)(void *), void *ctx)
 {
     sigset_t all, before;
@@ -224,7 +227,55 @@ int peri__thread_start(pthread_t *thread, void *(*body)(void *), void *ctx)
     pthread_sigmask(SIG_SETMASK, &all, &before);
     int problem = pthread_create(thread, NULL, body, ctx);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (problem == 0) pthread_setname_np(*thread, "perilune");
     return problem;
+}
+
+/* -- fork: a child has the calling thread only --------------------------------------------------------------------------------------- */
+
+static pthread_mutex_t *fork_locks[PERI__FORK_LOCKS]; /* those that are there, by number */
+static int32_t forks;
+
+int32_t peri__forks(void) { return forks; }
+
+void peri__fork_lock(pthread_mutex_t *lock, int32_t number) { fork_locks[number] = lock; }
+
+void peri__fork_leaf(void *lock)
+{
+    int32_t i = PERI__FORK_LEAVES;
+    while (i < PERI__FORK_POOL - 1 && fork_locks[i] && fork_locks[i] != lock) i++;
+    fork_locks[i] = lock;
+}
+
+static void before_fork(void)
+{
+    for (int i = 0; i < PERI__FORK_LOCKS; i++)
+        if (fork_locks[i]) pthread_mutex_lock(fork_locks[i]);
+}
+
+static void after_fork(void)
+{
+    for (int i = PERI__FORK_LOCKS - 1; i >= 0; i--)
+        if (fork_locks[i]) pthread_mutex_unlock(fork_locks[i]);
+}
+
+/** The workers are gone, and so is whoever was computing; new ones start with the next range. */
+static void in_child(void)
+{
+    after_fork();
+    forks++;
+    pool.wake = (pthread_cond_t)PTHREAD_COND_INITIALIZER; /* workers of the parent wait for its own */
+    pool.started = 0;
+    pool.stop = false;
+    atomic_store(&pool.round, 0);
+    atomic_store(&pool.unfinished, 0);
+    atomic_flag_clear(&busy);
+}
+
+__attribute__((constructor)) static void watch_forks(void)
+{
+    peri__fork_lock(&pool.lock, PERI__FORK_POOL);
+    pthread_atfork(before_fork, after_fork, in_child);
 }
 
 void peri__thread_alone(void) { inside = true; }

@@ -17,6 +17,7 @@ enum { NOISY = 25 }; /* percent of noise from which on nothing is seen: the defa
 static const char *const group_names[PERI__TUNE_GROUPS] = {"lookups", "updates", "the sort", "copies", "none"};
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+PERI_FORK_LOCK(lock, PERI__FORK_TUNE)
 static struct {
     _Atomic int32_t way;      /* in use */
     int32_t given, kept, got; /* by whom: places among the ways; -1: not */
@@ -304,7 +305,7 @@ peri_status peri_tune_describe(int32_t c, peri_tune_choice *out)
     if (c < 0 || c >= PERI__TUNE_CHOICES)
         return peri__fail(PERI_EINVAL, "peri_tune_describe: choice %d, allowed: 0..%d", c, PERI__TUNE_CHOICES - 1);
     load_once();
-    *out = (peri_tune_choice){.name = peri__tune_table[c].name,
+    peri_tune_choice choice = {.name = peri__tune_table[c].name,
                               .text = peri__tune_table[c].text,
                               .way = atomic_load(&now[c].way),
                               .usual = peri__tune_way(c, peri__tune_table[c].usual),
@@ -313,10 +314,10 @@ peri_status peri_tune_describe(int32_t c, peri_tune_choice *out)
                                         : now[c].kept >= 0 ? PERI_TUNE_KEPT
                                                            : PERI_TUNE_DEFAULT,
                               .measured = meters[peri__tune_table[c].group] != NULL};
-    memcpy(out->ways, peri__tune_table[c].ways, sizeof out->ways);
-    memcpy(out->ns, now[c].ns, sizeof out->ns);
-    out->noise = now[c].noise;
-    return PERI_OK;
+    memcpy(choice.ways, peri__tune_table[c].ways, sizeof choice.ways);
+    memcpy(choice.ns, now[c].ns, sizeof choice.ns);
+    choice.noise = now[c].noise;
+    return PERI_GIVE(peri_tune_choice, out, &choice);
 }
 
 /** The choice of this name, or the failure. */

@@ -3,7 +3,7 @@
  * tune_file.c: measured choices kept in $XDG_CACHE_HOME/perilune or ~/.cache/perilune. The file's name says on which kind of processor they
  * were measured, among which ways and by which version, since home folders are shared between machines and between builds:
  *
- *   perilune 0.1.0 AuthenticAMD-25-1-1-32K-512K-32768K-2-0b5e91c4
+ *   perilune 0.2.0 AuthenticAMD-25-1-1-32K-512K-32768K-2-0b5e91c4
  *   lookup_prefetch l2-8k 904123 871400 ...            the way, and the nanoseconds of all of them
  *   end 1f7b0c2d9e8a4453                               a hash of the lines before
  */

@@ -652,7 +652,7 @@ static peri_status view_of(const target *to, const peri_tensor_desc *d, peri_ten
 peri_status peri_checkpoint_read(peri_checkpoint *c, int64_t index, const peri_checkpoint_region *region, peri_tensor *out)
 {
     const peri__entry *e;
-    peri_tensor_desc d;
+    peri_tensor_desc d = {.size = sizeof d};
     int64_t elements;
     char what[PERI_MESSAGE_MAX];
     PERI_NEED(region);

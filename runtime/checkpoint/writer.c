@@ -364,7 +364,7 @@ static peri_status copied_blocks(peri_tensor *t, const peri_tensor_desc *d, char
     if (row > PERI__IO_BLOCK && d->ndim > 1) { /* rows that are too long for the buffer: each by itself */
         for (int64_t r = 0; r < rows; r++) {
             peri_tensor *one, *flat;
-            peri_tensor_desc inner;
+            peri_tensor_desc inner = {.size = sizeof inner};
             PERI_TRY(peri_tensor_slice(t, 0, r, r + 1, 1, &one));
             peri_status status = peri_tensor_reshape(one, d->ndim - 1, d->shape + 1, &flat);
             peri_tensor_release(one);
@@ -404,7 +404,7 @@ static peri_status write_block(void *context, const char *data, int64_t bytes) {
 
 peri_status peri_checkpoint_writer_put(peri_checkpoint_writer *w, const peri_tensor *elements)
 {
-    peri_tensor_desc d;
+    peri_tensor_desc d = {.size = sizeof d};
     PERI_NEED(w);
     PERI_NEED(elements);
     PERI_TRY(usable(w, "peri_checkpoint_writer_put"));
@@ -424,7 +424,7 @@ static peri_status hash_block(void *context, const char *data, int64_t bytes)
 
 peri_status peri_checkpoint_checksum(const peri_tensor *elements, uint64_t *out)
 {
-    peri_tensor_desc d;
+    peri_tensor_desc d = {.size = sizeof d};
     PERI_NEED(elements);
     PERI_NEED(out);
     peri_tensor_describe(elements, &d);

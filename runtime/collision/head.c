@@ -42,11 +42,11 @@ peri_status peri_collision_statistics(peri_collision *c, peri_collision_stats *o
     PERI_NEED(out);
     PERI_TRY(peri__collision_seen(c, false));
     const int64_t *w = c->words;
-    *out = (peri_collision_stats){.ids = w[PERI_COLLISION_IDS], .hits = w[PERI_COLLISION_HITS], .missed = w[PERI_COLLISION_MISSED],
-                                  .inserted = w[PERI_COLLISION_INSERTED], .evicted = w[PERI_COLLISION_EVICTED],
-                                  .collisions = w[PERI_COLLISION_COLLISIONS], .occupied = w[PERI_COLLISION_OCCUPIED], .rows = c->rows,
-                                  .iterations = c->iteration};
-    return PERI_OK;
+    const peri_collision_stats now = {.ids = w[PERI_COLLISION_IDS], .hits = w[PERI_COLLISION_HITS], .missed = w[PERI_COLLISION_MISSED],
+                                      .inserted = w[PERI_COLLISION_INSERTED], .evicted = w[PERI_COLLISION_EVICTED],
+                                      .collisions = w[PERI_COLLISION_COLLISIONS], .occupied = w[PERI_COLLISION_OCCUPIED], .rows = c->rows,
+                                      .iterations = c->iteration};
+    return PERI_GIVE(peri_collision_stats, out, &now);
 }
 
 peri_status peri_collision_evicted(peri_collision *c, peri_tensor **out)

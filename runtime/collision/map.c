@@ -225,7 +225,7 @@ peri_status peri__collision_reset(peri_collision *c, int32_t from, int32_t n, bo
 peri_status peri_collision_new(peri_device *device, const peri_collision_config *config, peri_collision **out)
 {
     PERI_NEED(device);
-    PERI_NEED(config);
+    PERI_TAKE(peri_collision_config, config);
     PERI_NEED(out);
     peri_collision_config a = *config;
     PERI_TRY(check_config(&a));

@@ -63,7 +63,7 @@ static peri_status check_config(peri_codec_config *c)
 
 peri_status peri_codec_new(const peri_codec_config *config, peri_codec **out)
 {
-    PERI_NEED(config);
+    PERI_TAKE(peri_codec_config, config);
     PERI_NEED(out);
     peri_codec_config checked = *config;
     PERI_TRY(check_config(&checked));
@@ -85,9 +85,10 @@ void peri_codec_release(peri_codec *codec)
     peri__free(codec);
 }
 
-void peri_codec_describe(const peri_codec *codec, peri_codec_config *out)
+peri_status peri_codec_describe(const peri_codec *codec, peri_codec_config *out)
 {
-    if (out) *out = codec ? codec->config : (peri_codec_config){0};
+    PERI_NEED(codec);
+    return PERI_GIVE(peri_codec_config, out, &codec->config);
 }
 
 int32_t peri_codec_wire_dtype(const peri_codec *codec)

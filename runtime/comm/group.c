@@ -294,6 +294,9 @@ peri_status peri__comm_lost(peri__comm *comm)
 peri_status peri__group_check(const char *function, peri_group *group)
 {
     if (!group) return peri__fail(PERI_EINVAL, "%s: no group (is this rank a member?)", function);
+    if (group->comm->size > 1 && group->comm->forks != peri__forks())
+        return peri__fail(PERI_EUNSUPPORTED, "%s: group '%s' is of the process that this one was forked from; only that one may use it",
+                          function, group->name);
     for (const peri_group *g = group; g; g = g->parent) {
         if (g->failed != PERI_OK) {
             if (!g->comm->stepping) (void)peri__comm_lost(g->comm); /* told here */

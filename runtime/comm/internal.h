@@ -191,6 +191,7 @@ struct peri__comm {
     const peri_coll_vtab *device_vtab; /* of the transport for tensors of `device`; NULL: there is none */
     peri_device *device;
     int32_t rank, size;
+    int32_t forks;            /* peri__forks of the process that opened it */
     int32_t *node;            /* size: node of each rank */
     peri_work *first, *last;  /* in flight, and ended ones that still have to settle */
     peri_work *cursor;        /* the next one that work.c steps when it steps all */

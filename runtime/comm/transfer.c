@@ -46,7 +46,7 @@ static peri_status divide(peri__transfer *t)
 
 uint64_t peri__codec_hash(const peri_codec *codec)
 {
-    peri_codec_config c;
+    peri_codec_config c = {.size = sizeof c};
     uint64_t scale, h;
     if (!codec) return 0;
     peri_codec_describe(codec, &c);

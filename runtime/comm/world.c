@@ -215,8 +215,8 @@ peri_status peri_comm_use_device(peri_group *world, const char *name)
 peri_status peri_comm_open(const peri_comm_config *given, peri_group **out)
 {
     PERI_NEED(out);
-    peri_comm_config config = {0};
-    if (given) config = *given;
+    peri_comm_config config = {.size = sizeof config};
+    if (given) PERI_TRY(peri__struct_take(&config, sizeof config, given, __func__, "peri_comm_config"));
     int64_t timeout = 0;
     PERI_TRY(timeout_of(config.timeout_s, &timeout));
     const peri_coll_vtab *vtab;
@@ -227,11 +227,13 @@ peri_status peri_comm_open(const peri_comm_config *given, peri_group **out)
     if (!comm) return PERI_ENOMEM;
     peri__refs_init(&comm->refs);
     comm->vtab = vtab;
+    comm->forks = peri__forks();
     comm->timeout_ns = timeout;
     comm->chooses = config.device_transport && strcmp(config.device_transport, "auto") == 0;
     peri_group *world = NULL;
     void *ctx = NULL;
-    peri_coll_open boot = {.job = config.job, .rank = config.size ? config.rank : -1, .size = config.size, .timeout_ns = timeout};
+    peri_coll_open boot = {.job = config.job, .rank = config.world_size ? config.rank : -1,
+                           .size = config.world_size, .timeout_ns = timeout};
     peri_status status = find_device(comm, &config);
     if (status >= 0) status = vtab->open(&boot, &ctx);
     if (status < 0) goto out;

@@ -14,7 +14,7 @@ static peri_status table_bytes(const peri_tbe_config *c, int64_t i, int64_t rows
         return peri__fail(PERI_EINVAL, "peri_tbe_new: table '%s' of %lld x %lld makes the batch too large", t->name, (long long)rows,
                           (long long)t->cols);
     peri__state states[PERI__STATES];
-    int32_t n = peri__states_of(c->dtype, &c->optimizer, states);
+    int32_t n = peri__states_of(c->dtype, c->optimizer, states);
     for (int32_t k = 0; k < n; k++) {
         int32_t geometry = states[k].geometry;
         bool has_rows = peri__has_rows(geometry);
@@ -27,10 +27,8 @@ static peri_status table_bytes(const peri_tbe_config *c, int64_t i, int64_t rows
 
 static int64_t whole(double bytes) { return bytes < (double)(INT64_MAX / 2) ? (int64_t)bytes : INT64_MAX / 2; }
 
-peri_status peri_tbe_bytes_of(const peri_tbe_config *c, bool apart, peri_tbe_bytes *out)
+peri_status peri__tbe_bytes_of(const peri_tbe_config *c, bool apart, peri_tbe_bytes *out)
 {
-    PERI_NEED(c);
-    PERI_NEED(out);
     double of_rows = 0, others = 0, host = 0, files = 0;
     PERI_TRY(peri__tbe_check(c));
     for (int64_t i = 0; i < c->n_tables; i++) {

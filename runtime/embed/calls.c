@@ -28,6 +28,9 @@ bool peri__tbe_inside(const peri_tbe *tbe) { return atomic_load_explicit(&tbe->h
 
 peri_status peri__tbe_enter(peri_tbe *tbe, bool alone)
 {
+    if (!tbe->store->whole && tbe->forks != peri__forks()) /* rows come by threads that this process has not */
+        return peri__fail(PERI_EUNSUPPORTED, "tables in %s are of the process that this one was forked from; only that one may use them",
+                          tbe->store->name);
     if (alone) pthread_rwlock_wrlock(&tbe->lock);
     else pthread_rwlock_rdlock(&tbe->lock);
     peri_status status = peri__follow(tbe, tbe->changed);

@@ -173,8 +173,10 @@ static peri_status as_table(const peri_embedding_bag_args *a, call *c)
 {
     int32_t pooling = a->mode == PERI_BAG_NONE ? PERI_POOLING_NONE : a->mode == PERI_BAG_MEAN && !c->scale ? PERI_POOLING_MEAN
                                                                                                       : PERI_POOLING_SUM;
-    peri_table_config table = {.name = "weight", .rows = c->rows, .cols = c->cols, .pooling = pooling, .init = PERI_INIT_NONE};
-    peri_tbe_config config = {.device = peri__device(a->weight), .dtype = PERI_F32, .n_tables = 1, .tables = &table};
+    peri_table_config table = {.size = sizeof table,
+                               .name = "weight", .rows = c->rows, .cols = c->cols, .pooling = pooling, .init = PERI_INIT_NONE};
+    peri_tbe_config config = {.size = sizeof config, .device = peri__device(a->weight), .dtype = PERI_F32, .n_tables = 1, .tables = &table,
+                              .optimizer = &peri__no_optimizer};
     peri_tbe_block block = {.bags = a->mode == PERI_BAG_NONE ? 1 : c->bags, .out_stride = c->cols, .feature = -1};
     PERI_TRY(peri__tbe_over(&config, a->weight, &c->tbe));
     return peri_tbe_blocks_new(c->tbe, &block, 1, &c->blocks);
@@ -288,7 +290,8 @@ static peri_status look_up(const peri_embedding_bag_args *a, call *c, peri_tbe_b
 
 peri_status peri_embedding_bag(const peri_embedding_bag_args *a, peri_tensor **out)
 {
-    PERI_NEED(a);
+    PERI_TAKE(peri_embedding_bag_args, a);
+    if (a_now.norm_type == 0) a_now.norm_type = 2;
     PERI_NEED(out);
     call c;
     PERI_TRY(check_args(a));

@@ -44,7 +44,8 @@ static peri_status as_tables(const peri_tbe_expand_args *a, peri_tbe **tbe, peri
     if (!tables || !list) goto out;
     for (int64_t f = 0; f < a->features; f++) *width += a->cols[f];
     for (int64_t f = 0; f < a->features; f++) {
-        tables[f] = (peri_table_config){.name = a->names[f], .rows = a->rows[f], .cols = a->cols[f], .init = PERI_INIT_NONE};
+        tables[f] = (peri_table_config){.size = sizeof(peri_table_config),
+                                        .name = a->names[f], .rows = a->rows[f], .cols = a->cols[f], .init = PERI_INIT_NONE};
         list[f] = (peri_tbe_block){.first_bag = a->inverse_row[f] * batch,
                                    .bags = batch,
                                    .out_offset = column,
@@ -53,7 +54,9 @@ static peri_status as_tables(const peri_tbe_expand_args *a, peri_tbe **tbe, peri
                                    .feature = -1};
         column += a->cols[f];
     }
-    peri_tbe_config config = {.device = peri__device(a->pooled), .dtype = PERI_F32, .n_tables = a->features, .tables = tables};
+    peri_tbe_config config = {.size = sizeof config,
+                              .device = peri__device(a->pooled), .dtype = PERI_F32, .n_tables = a->features, .tables = tables,
+                              .optimizer = &peri__no_optimizer};
     PERI_TRY_GOTO(peri__tbe_over(&config, a->pooled, tbe), out);
     (*tbe)->of_inverse = true;
     status = peri_tbe_blocks_new(*tbe, list, a->features, blocks);

@@ -147,6 +147,7 @@ struct peri_tbe {
     peri_tbe_batch *idle;
     peri__sorted *idle_sorted;
     int64_t n_idle, n_idle_sorted;
+    int32_t forks; /* peri__forks of the process that made it */
     peri_device *device;
     int32_t dtype, bounds_check; /* dtype: or PERI_ROWS_*; `weight` is u8 then */
     int32_t output_dtype;
@@ -217,6 +218,13 @@ static inline bool peri__has_rows(int32_t geometry) { return geometry == PERI_ST
 int64_t peri__state_elements(int32_t geometry, int64_t rows, int64_t cols, int64_t elements);
 /** What peri_tbe_new refuses of @config, apart from its device. */
 peri_status peri__tbe_check(const peri_tbe_config *config);
+/** PERI_TBE_NONE. In all configurations that were taken from callers, `optimizer` is not NULL. */
+extern const peri_tbe_optimizer peri__no_optimizer;
+/** peri_tbe_bytes_of, of a configuration that was taken. */
+peri_status peri__tbe_bytes_of(const peri_tbe_config *config, bool apart, peri_tbe_bytes *out);
+/** The caller's array of @n structures of @type that begin with their size, as today's of @size bytes: @out, freed by peri__free; NULL
+ *  where there is none. @function: who takes it. */
+peri_status peri__structs_take(const void *given, int64_t n, size_t size, const char *function, const char *type, void **out);
 /** Tables start at multiples of so many elements. */
 enum { PERI__TABLE_ALIGNMENT = 16 };
 /** Whether slots need to know which row they have (slot_row): stochastic rounding goes by it. */

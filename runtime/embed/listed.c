@@ -8,6 +8,7 @@ static struct {
     pthread_mutex_t lock;
     peri_tbe *first;
 } listed = {.lock = PTHREAD_MUTEX_INITIALIZER};
+PERI_FORK_LOCK(listed.lock, PERI__FORK_LISTED)
 
 void peri__tbe_list(peri_tbe *tbe)
 {

@@ -410,7 +410,7 @@ peri_status peri_moment_read(peri_moment *m, int64_t index, int64_t row, peri_te
     PERI_NEED(out);
     PERI_TRY(part_at("peri_moment_read", m, index, &p));
     const char *table = p->of->tbe->tables[p->table].name;
-    peri_tensor_desc d;
+    peri_tensor_desc d = {.size = sizeof d};
     peri_tensor_describe(out, &d);
     if (!d.contiguous || !peri__immediate(d.device) || d.dtype != p->dtype || d.ndim != (p->cols ? 2 : 1) ||
         (p->cols && d.shape[1] != p->cols))

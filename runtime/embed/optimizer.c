@@ -45,8 +45,8 @@ static peri_status check_modes(const peri_tbe_optimizer *o, bool clip)
                           "counter_weight_decay_mode %s: >= 0",
                           (long long)k->halflife, o->weight_decay, k->weight_decay_mode == PERI_COUNTER_DECAY_L2 ? "l2" : "decouple");
     if (k->learning_rate_mode < PERI_RATES_EQUAL || k->learning_rate_mode > PERI_RATES_COUNTER_SGD)
-        return peri__fail(PERI_EINVAL, "peri_tbe_new: learning_rate_mode %d, allowed: -1 (equal), 0 (tail_id_lr_increase), 1 "
-                          "(tail_id_lr_decrease), 2 (counter_sgd)", k->learning_rate_mode);
+        return peri__fail(PERI_EINVAL, "peri_tbe_new: learning_rate_mode %d, allowed: 0 (equal), 1 (tail_id_lr_increase), 2 "
+                          "(tail_id_lr_decrease), 3 (counter_sgd)", k->learning_rate_mode);
     return PERI_OK;
 }
 

@@ -184,21 +184,21 @@ peri_status peri_tbe_statistics(peri_tbe *tbe, peri_tbe_stats *out)
     int64_t counts[PERI__TBE_COUNTERS];
     PERI_TRY(peri__tbe_enter(tbe, true));
     PERI_TRY(peri__tbe_leave(tbe, true, peri_tensor_read(tbe->counters, counts, sizeof counts)));
-    *out = (peri_tbe_stats){.lookups = atomic_load(&tbe->lookups),
-                            .updates = tbe->updates,
-                            .ids = counts[PERI__TBE_COUNT_IDS],
-                            .bags = counts[PERI__TBE_COUNT_BAGS],
-                            .rows_updated = counts[PERI__TBE_COUNT_ROWS],
-                            .bad_ids = counts[PERI__TBE_COUNT_BAD_IDS] + (tbe->store->bad_ids ? tbe->store->bad_ids(tbe) : 0),
-                            .bad_bags = counts[PERI__TBE_COUNT_BAD_BAGS],
-                            .weight_bytes = bytes_of(tbe->weight)};
-    for (int32_t i = 1; i < tbe->n_states; i++) out->state_bytes += bytes_of(tbe->state[i].flat);
-    for (int i = 0; i < PERI__TBE_WORKSPACES; i++) out->workspace_bytes += bytes_of(tbe->workspace[i]);
+    peri_tbe_stats now = {.lookups = atomic_load(&tbe->lookups),
+                          .updates = tbe->updates,
+                          .ids = counts[PERI__TBE_COUNT_IDS],
+                          .bags = counts[PERI__TBE_COUNT_BAGS],
+                          .rows_updated = counts[PERI__TBE_COUNT_ROWS],
+                          .bad_ids = counts[PERI__TBE_COUNT_BAD_IDS] + (tbe->store->bad_ids ? tbe->store->bad_ids(tbe) : 0),
+                          .bad_bags = counts[PERI__TBE_COUNT_BAD_BAGS],
+                          .weight_bytes = bytes_of(tbe->weight)};
+    for (int32_t i = 1; i < tbe->n_states; i++) now.state_bytes += bytes_of(tbe->state[i].flat);
+    for (int i = 0; i < PERI__TBE_WORKSPACES; i++) now.workspace_bytes += bytes_of(tbe->workspace[i]);
     pthread_mutex_lock(&tbe->small);
     for (const peri_tbe_batch *b = tbe->idle; b; b = b->next)
-        out->workspace_bytes += bytes_of(b->spans) + bytes_of(b->report);
+        now.workspace_bytes += bytes_of(b->spans) + bytes_of(b->report);
     for (const peri__sorted *r = tbe->idle_sorted; r; r = r->next)
-        for (int i = 0; i < PERI__SORT_ROOMS; i++) out->workspace_bytes += bytes_of(r->room[i]);
+        for (int i = 0; i < PERI__SORT_ROOMS; i++) now.workspace_bytes += bytes_of(r->room[i]);
     pthread_mutex_unlock(&tbe->small);
-    return PERI_OK;
+    return PERI_GIVE(peri_tbe_stats, out, &now);
 }

@@ -83,6 +83,8 @@ peri_status peri_tbe_cache_statistics(peri_tbe *tbe, int64_t table, peri_tbe_cac
         return peri__fail(PERI_ERANGE, "peri_tbe_cache_statistics: table %lld, allowed: 0..%lld, or -1 for all", (long long)table,
                           (long long)tbe->n_tables - 1);
     PERI_TRY(peri__tbe_enter(tbe, true));
-    tbe->store->cache_statistics(tbe, table, out);
-    return peri__tbe_leave(tbe, true, PERI_OK);
+    peri_tbe_cache_stats now;
+    tbe->store->cache_statistics(tbe, table, &now);
+    PERI_TRY(peri__tbe_leave(tbe, true, PERI_OK));
+    return PERI_GIVE(peri_tbe_cache_stats, out, &now);
 }

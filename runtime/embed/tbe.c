@@ -24,7 +24,7 @@ peri_status peri_tbe_optimizer_default(int32_t kind, peri_tbe_optimizer *out)
     if (kind < 0 || kind >= PERI_TBE_OPTIMIZER_COUNT)
         return peri__fail(PERI_EINVAL, "peri_tbe_optimizer_default: kind %d, allowed: 0..%d", kind, PERI_TBE_OPTIMIZER_COUNT - 1);
     const peri__optimizer_kind *k = peri__optimizer_kind_of(kind);
-    *out = (peri_tbe_optimizer){.kind = kind,
+    peri_tbe_optimizer now = {.kind = kind,
                                 .learning_rate = kind == PERI_TBE_NONE ? 0 : 0.01,
                                 .eps = k->eps,
                                 .beta1 = k->beta1,
@@ -35,8 +35,8 @@ peri_status peri_tbe_optimizer_default(int32_t kind, peri_tbe_optimizer *out)
                                 .min_shrinkage = k->rmsprop ? 0.1 : 0,
                                 .step_ema = k->ema ? 10 : 0,
                                 .step_ema_coef = k->ema ? 0.6 : 0};
-    peri__counter_default(out);
-    return PERI_OK;
+    peri__counter_default(&now);
+    return PERI_GIVE(peri_tbe_optimizer, out, &now);
 }
 
 static peri_status check_number(const char *what, double value, bool known, double low, double high, const char *allowed, const char *kind)
@@ -116,8 +116,8 @@ static peri_status check_dtypes(const peri_tbe_config *c)
     if (c->output_dtype && !small_float(c->output_dtype))
         return peri__fail(PERI_EINVAL, "peri_tbe_new: output_dtype %s, allowed: f32, f16, bf16", peri_dtype_name(c->output_dtype));
     if (!peri__tbe_bytes(c->dtype)) return PERI_OK;
-    if (c->optimizer.kind != PERI_TBE_NONE)
-        return peri__fail(PERI_EINVAL, "peri_tbe_new: optimizer kind %d for rows of bytes, allowed: %d (none)", c->optimizer.kind,
+    if (c->optimizer->kind != PERI_TBE_NONE)
+        return peri__fail(PERI_EINVAL, "peri_tbe_new: optimizer kind %d for rows of bytes, allowed: %d (none)", c->optimizer->kind,
                           PERI_TBE_NONE);
     for (int64_t i = 0; i < c->n_tables; i++)
         if (c->tables[i].init != PERI_INIT_NONE)
@@ -130,17 +130,17 @@ static peri_status check_dtypes(const peri_tbe_config *c)
 static peri_status check_cached(const peri_tbe_config *c)
 {
     static const char *const f = "peri_tbe_new: cached tables";
-    if (peri__keeps(&c->optimizer, PERI_STATE_SQUARE))
+    if (peri__keeps(c->optimizer, PERI_STATE_SQUARE))
         return peri__fail(PERI_EUNSUPPORTED, "%s cannot train with shampoo, which needs a batch's rows at once", f);
-    if (c->optimizer.kind == PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD)
+    if (c->optimizer->kind == PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD)
         return peri__fail(PERI_EUNSUPPORTED,
                           "%s cannot train with emainplace_rowwise_adagrad, which changes all rows every step_ema steps", f);
-    if (peri__keeps(&c->optimizer, PERI_STATE_SCALAR))
+    if (peri__keeps(c->optimizer, PERI_STATE_SCALAR))
         return peri__fail(PERI_EUNSUPPORTED,
                           "%s have no max_counter, which looks at all rows: no learning_rate_mode tail_id_lr_increase or _decrease, and no "
                           "tail_id_threshold that is a ratio", f);
     if (peri__tbe_bytes(c->dtype)) return peri__fail(PERI_EUNSUPPORTED, "%s hold f32, f16 or bf16; rows of bytes stay in memory", f);
-    if (c->optimizer.kind == PERI_TBE_NONE)
+    if (c->optimizer->kind == PERI_TBE_NONE)
         return peri__fail(PERI_EINVAL, "%s need a fused optimizer: dense gradients would be as large as they are", f);
     return PERI_OK;
 }
@@ -157,13 +157,13 @@ peri_status peri__tbe_check(const peri_tbe_config *c)
         if (!c->features[i]) return peri__fail(PERI_EINVAL, "peri_tbe_new: feature %lld has no name", (long long)i);
     for (int64_t i = 0; i < c->n_tables; i++) {
         PERI_TRY(check_table(&c->tables[i], i));
-        if (c->optimizer.kind == PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD && c->tables[i].cols % 2 != 0)
+        if (c->optimizer->kind == PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD && c->tables[i].cols % 2 != 0)
             return peri__fail(PERI_EINVAL,
                               "peri_tbe_new: table '%s' has %lld columns; emainplace_rowwise_adagrad wants an even number of them",
                               c->tables[i].name, (long long)c->tables[i].cols);
     }
     PERI_TRY(check_dtypes(c));
-    PERI_TRY(check_optimizer(&c->optimizer));
+    PERI_TRY(check_optimizer(c->optimizer));
     return c->caches ? check_cached(c) : PERI_OK;
 }
 
@@ -256,11 +256,12 @@ static peri_status shell_new(const peri_tbe_config *c, const int64_t *slots, int
     if (!tbe) return PERI_ENOMEM;
     peri__object_count(1);
     peri__refs_init(&tbe->refs);
+    tbe->forks = peri__forks();
     tbe->device = c->device;
     tbe->dtype = c->dtype;
     tbe->bounds_check = c->bounds_check;
-    tbe->output_dtype = c->output_dtype ? c->output_dtype : PERI_F32;
-    tbe->optimizer = c->optimizer;
+    tbe->output_dtype = c->output_dtype;
+    tbe->optimizer = *c->optimizer;
     tbe->seed = c->seed;
     peri_status status;
     PERI_TRY_GOTO(peri__calls_init(tbe), out); /* the locks first: releasing destroys them */
@@ -286,7 +287,7 @@ static peri_status check_mapped(const peri_tbe_config *c)
                       c->n_tables ? c->tables[0].name : "", peri_device_name(c->device));
 }
 
-bool peri__tbe_slot_rows(const peri_tbe_config *c) { return c->caches && c->dtype != PERI_F32 && !c->optimizer.nearest; }
+bool peri__tbe_slot_rows(const peri_tbe_config *c) { return c->caches && c->dtype != PERI_F32 && !c->optimizer->nearest; }
 
 /** Weights, not initialised, but rows of bytes (zeros), and states as before the first step. @mapped: those that have rows are in the
  *  host's memory. */
@@ -307,10 +308,8 @@ static peri_status new_states(peri_tbe *tbe, bool mapped)
     return PERI_OK;
 }
 
-peri_status peri_tbe_new(const peri_tbe_config *c, peri_tbe **out)
+static peri_status tbe_new(const peri_tbe_config *c, peri_tbe **out)
 {
-    PERI_NEED(c);
-    PERI_NEED(out);
     peri_tbe *tbe;
     int64_t *slots = NULL;
     PERI_TRY(check_config(c));
@@ -330,6 +329,79 @@ out:
     if (status >= 0) peri__tbe_list(tbe);
     if (status < 0) peri_tbe_release(tbe);
     else *out = tbe;
+    return status;
+}
+
+const peri_tbe_optimizer peri__no_optimizer = {.size = sizeof peri__no_optimizer, .kind = PERI_TBE_NONE};
+
+/** An array of @n structures of today's @size bytes, from the caller's; NULL: there is none. */
+static peri_status take_array(const void *given, int64_t n, size_t size, const char *function, const char *type, void **out)
+{
+    *out = NULL;
+    if (!given || n <= 0 || n > INT32_MAX) return PERI_OK; /* what is wrong with n is said later */
+    if (!(*out = peri__alloc((size_t)n * size))) return PERI_ENOMEM;
+    for (int64_t i = 0; i < n; i++)
+        PERI_TRY(peri__struct_take((char *)*out + (size_t)i * size, size, peri__struct_at(given, i), function, type));
+    return PERI_OK;
+}
+
+peri_status peri__structs_take(const void *given, int64_t n, size_t size, const char *function, const char *type, void **out)
+{
+    peri_status status = take_array(given, n, size, function, type, out);
+    if (status < 0) {
+        peri__free(*out);
+        *out = NULL;
+    }
+    return status;
+}
+
+/** @given and all that it points to as today's structures have it; release with config_give_up. */
+static peri_status config_take(const peri_tbe_config *given, const char *f, peri_tbe_config *c)
+{
+    void *tables = NULL, *caches = NULL, *optimizer = NULL;
+    PERI_TRY(peri__struct_take(c, sizeof *c, given, f, "peri_tbe_config"));
+    peri_status status;
+    PERI_TRY_GOTO(peri__structs_take(c->tables, c->n_tables, sizeof *c->tables, f, "peri_table_config", &tables), out);
+    PERI_TRY_GOTO(peri__structs_take(c->caches, c->n_tables, sizeof *c->caches, f, "peri_cache_params", &caches), out);
+    PERI_TRY_GOTO(peri__structs_take(c->optimizer, 1, sizeof *c->optimizer, f, "peri_tbe_optimizer", &optimizer), out);
+out:
+    if (status < 0) {
+        peri__free(tables);
+        peri__free(caches);
+        return status;
+    }
+    c->tables = tables;
+    if (caches) c->caches = caches; /* else none, or of no table */
+    for (int64_t i = 0; caches && i < c->n_tables; i++)
+        if (((peri_cache_params *)caches)[i].load_factor == 0) ((peri_cache_params *)caches)[i].load_factor = 0.2; /* TorchRec's default */
+    c->optimizer = optimizer ? optimizer : &peri__no_optimizer;
+    return PERI_OK;
+}
+
+static void config_give_up(peri_tbe_config *c)
+{
+    peri__free((void *)c->tables);
+    if (c->n_tables > 0) peri__free((void *)c->caches);
+    if (c->optimizer != &peri__no_optimizer) peri__free((void *)c->optimizer);
+}
+
+peri_status peri_tbe_new(const peri_tbe_config *given, peri_tbe **out)
+{
+    peri_tbe_config c;
+    PERI_NEED(out);
+    PERI_TRY(config_take(given, "peri_tbe_new", &c));
+    peri_status status = tbe_new(&c, out);
+    config_give_up(&c);
+    return status;
+}
+
+peri_status peri_tbe_bytes_of(const peri_tbe_config *given, bool apart, peri_tbe_bytes *out)
+{
+    peri_tbe_config c;
+    PERI_NEED(out);
+    PERI_TRY(config_take(given, "peri_tbe_bytes_of", &c));
+    peri_status status = peri__tbe_bytes_of(&c, apart, out);
+    config_give_up(&c);
     return status;
 }
 

@@ -14,20 +14,11 @@ end
 
 local flat = text:gsub("%s+", " ")
 local structs, constants = 0, 0
-for name, body, alias in flat:gmatch "typedef struct ([%w_]+) (%b{}) ([%w_]+);" do
-  assert(name == alias, "struct " .. name .. " has another name as a type, " .. alias)
+for _, s in ipairs(dofile("runtime/gen/contract.lua").structs(flat)) do
   structs = structs + 1
-  assert_equal("sizeof(" .. name .. ")", ffi.sizeof(name))
-  for member in body:sub(2, -2):gmatch "[^;]+" do
-    -- "int32_t a, b[3]" declares several; a name is the last word before an optional array part.
-    local first = true
-    for part in (member .. ","):gmatch "(.-)," do
-      local field = part:gsub("%b[]", ""):match "([%a_][%w_]*)%s*$"
-      if field and not (first and part:match "^%s*$") then
-        assert_equal(("offsetof(%s, %s)"):format(name, field), ffi.offsetof(name, field))
-      end
-      first = false
-    end
+  assert_equal(("sizeof(%s)"):format(s.name), ffi.sizeof(s.name))
+  for _, m in ipairs(s.members) do
+    assert_equal(("offsetof(%s, %s)"):format(s.name, m.name), ffi.offsetof(s.name, m.name))
   end
 end
 for body in flat:gmatch "enum (%b{})" do

@@ -4,9 +4,48 @@
  */
 #include <perilune/host.h>
 
-#include "../base/internal.h"
+#include "../plugin/internal.h"
+#include "../tensor/internal.h"
 
 peri_status peri_host_allocator_set(void *(*alloc)(size_t size), void *(*resize)(void *p, size_t size), void (*release)(void *p))
 {
     return peri__allocator_set(alloc, resize, release);
+}
+
+void peri_host_log_set(void (*log)(void *ctx, int32_t level, const char *text), void *ctx) { peri__log_set(log, ctx); }
+
+peri_status peri_host_plugin_path_set(const char *path) { return peri__plugin_path_set(path); }
+
+/* -- the beginning and the end ------------------------------------------------------------------------------------------------------- */
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+PERI_FORK_LOCK(lock, PERI__FORK_HOST)
+static int64_t users;
+
+peri_status peri_host_init(void)
+{
+    pthread_mutex_lock(&lock);
+    users++;
+    pthread_mutex_unlock(&lock);
+    return PERI_OK;
+}
+
+/** For the last user. */
+static peri_status end(void)
+{
+    if (peri_mem_objects() > 0)
+        return peri__fail(PERI_EINVAL, "peri_host_shutdown: %lld objects are not released yet", (long long)peri_mem_objects());
+    PERI_TRY(peri__threads_end());
+    peri__devices_close();
+    return peri__plugin_path_set(NULL);
+}
+
+peri_status peri_host_shutdown(void)
+{
+    pthread_mutex_lock(&lock);
+    peri_status status = users > 0 ? PERI_OK : peri__fail(PERI_EINVAL, "peri_host_shutdown: peri_host_init was not called as often");
+    if (users == 1) status = end();
+    if (status >= 0) users--;
+    pthread_mutex_unlock(&lock);
+    return status;
 }

@@ -668,14 +668,14 @@ out:
 
 peri_status peri_criteo_open(const peri_criteo_options *options, peri_criteo **out)
 {
-    PERI_NEED(options);
+    PERI_TAKE(peri_criteo_options, options);
     PERI_NEED(out);
     return open_reader(options, NULL, 0, out);
 }
 
 peri_status peri_criteo_open_memory(const peri_criteo_options *options, const char *text, int64_t size, peri_criteo **out)
 {
-    PERI_NEED(options);
+    PERI_TAKE(peri_criteo_options, options);
     if (!text || size < 0) return peri__fail(PERI_EINVAL, "peri_criteo_open_memory: no text, or %lld bytes of it", (long long)size);
     return open_reader(options, text, size, out);
 }

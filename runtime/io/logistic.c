@@ -21,7 +21,7 @@ struct peri_logistic {
 
 peri_status peri_logistic_new(const peri_logistic_options *o, peri_logistic **out)
 {
-    PERI_NEED(o);
+    PERI_TAKE(peri_logistic_options, o);
     PERI_NEED(out);
     const char *function = "peri_logistic_new";
     if (o->dense_features < 0 || o->dense_features > IO_MAX_FEATURES || o->sparse_features < 0 || o->sparse_features > IO_MAX_FEATURES)

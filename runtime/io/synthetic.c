@@ -141,7 +141,7 @@ static power_law *power_laws(const peri_synthetic_options *o)
 
 peri_status peri_synthetic_fill(const peri_synthetic_options *o, int64_t first, int64_t rows, peri_batch *b)
 {
-    PERI_NEED(o);
+    PERI_TAKE(peri_synthetic_options, o);
     PERI_NEED(b);
     const char *function = "peri_synthetic_fill";
     PERI_TRY(check_options(function, o, first, rows));
@@ -210,7 +210,7 @@ static bool write_row(const peri_synthetic_options *o, const power_law *laws, in
 
 peri_status peri_synthetic_write(const peri_synthetic_options *o, int64_t first, int64_t rows, const char *path)
 {
-    PERI_NEED(o);
+    PERI_TAKE(peri_synthetic_options, o);
     PERI_NEED(path);
     const char *function = "peri_synthetic_write";
     PERI_TRY(check_options(function, o, first, rows));

@@ -23,7 +23,10 @@
 
 #include <stdio.h>
 
-enum { PERI_COLL_ABI = 7 };
+enum {
+    PERI_COLL_ABI = 8,       /* of this header */
+    PERI_COLL_ABI_LOWEST = 8 /* the oldest contract whose backends this core still takes */
+};
 
 struct peri_coll_vtab;
 
@@ -111,10 +114,8 @@ typedef struct peri_coll_open {
 } peri_coll_open;
 
 typedef struct peri_coll_vtab {
-    uint32_t size, abi; /* sizeof this struct; PERI_COLL_ABI */
+    uint32_t size, abi; /* sizeof this struct, of which the core takes no more; the lowest contract that the backend needs */
     const char *name;   /* "mpi" */
-    /* As peri_device_vtab.kernels: transports run kernels of the host. */
-    uint64_t (*kernels)(void);
     int32_t takes;      /* PERI_COLL_HOST | ... */
     /* Usable here? PERI_OK, or PERI_EUNSUPPORTED and a sentence in @reason. Local. */
     peri_status (*probe)(char *reason, size_t len);
@@ -168,6 +169,9 @@ typedef struct peri_coll_vtab {
      * their deadlines) */
     void (*numbers)(void *group, const peri_coll_numbers *numbers);
 } peri_coll_vtab;
+
+/** What every transport has: the members up to `gone`. */
+enum { PERI_COLL_SIZE_LOWEST = offsetof(peri_coll_vtab, elsewhere) };
 
 /** The one symbol that a transport plugin libperilune_<name>.so exports. */
 typedef const peri_coll_vtab *(*peri_coll_entry_fn)(const peri_plugin_host *host);

@@ -17,7 +17,10 @@
 
 #include "host.h"
 
-enum { PERI_DEVICE_ABI = 5 };
+enum {
+    PERI_DEVICE_ABI = 6,       /* of this header */
+    PERI_DEVICE_ABI_LOWEST = 6 /* the oldest contract whose backends this core still takes */
+};
 
 /** Capabilities. */
 enum {
@@ -37,11 +40,14 @@ enum {
     PERI_COPY_H2D_WORDS = 4
 };
 
+struct peri_work_entry;
+
 typedef struct peri_device_vtab {
-    uint32_t size, abi; /* sizeof this struct; PERI_DEVICE_ABI */
+    uint32_t size, abi; /* sizeof this struct, of which the core takes no more; the lowest contract that the backend needs */
     const char *name;   /* "cpu" */
-    /* What it was compiled with: &peri_kernels_hash of kernels/kernels.h. A backend with another list of names and sizes is refused. */
-    uint64_t (*kernels)(void);
+    /* What it was compiled with: &peri_work_list of kernels/kernels.h. The numbers of kernels and operations that it is called with are
+     * those of this list. What has another name here, or other arguments, the device has not. */
+    const struct peri_work_entry *(*work)(int32_t *count);
     /* Usable here? PERI_OK, and in @reason what there is, if there is more to say than that; or PERI_EUNSUPPORTED and a sentence in it.
      * Local. */
     peri_status (*probe)(char *reason, size_t len);
@@ -97,6 +103,9 @@ typedef struct peri_device_vtab {
      * nothing is kept) */
     peri_status (*trim)(void *device);
 } peri_device_vtab;
+
+/** What every backend has: the members up to `run`. */
+enum { PERI_DEVICE_SIZE_LOWEST = offsetof(peri_device_vtab, seed) };
 
 /** The one symbol that a device plugin libperilune_<name>.so exports; built-in devices have the same function under another name. */
 typedef const peri_device_vtab *(*peri_device_entry_fn)(const peri_plugin_host *host);

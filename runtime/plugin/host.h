@@ -10,9 +10,9 @@
 
 #include <perilune/base.h>
 
-enum { PERI_PLUGIN_HOST_ABI = 1 };
-
-struct peri_kernels; /* kernels/kernels.h */
+/** The contracts of this header. What is added goes to the end of a table, so that older backends need not know it, and raises the number;
+ *  what changes raises the lowest number as well. */
+enum { PERI_PLUGIN_HOST_ABI = 2 };
 
 typedef struct peri_plugin_host {
     uint32_t size, abi; /* sizeof this struct; PERI_PLUGIN_HOST_ABI */
@@ -29,8 +29,9 @@ typedef struct peri_plugin_host {
     void (*free)(void *p);
     /* Split [0, n) over the worker pool; see peri__parallel_for. */
     void (*parallel_for)(int64_t n, int64_t grain, void (*fn)(void *ctx, int64_t begin, int64_t end), void *ctx);
-    /* CPU kernels of the chosen instruction set, no entry NULL. */
-    const struct peri_kernels *(*kernels)(void);
+    /* The CPU's kernel or step @name whose argument struct has @args bytes, of the chosen instruction set; NULL: this core has none that
+     * takes these. Backends ask once and keep it: their numbers (PERI_K_*) may be other kernels' here. */
+    void (*(*kernel)(const char *name, int64_t args))(const void *args, int64_t begin, int64_t end);
     /* True when this passage of a fault point (PERI_FAULT_*) must fail. */
     bool (*fault)(int32_t point);
     int64_t (*time_ns)(void);
@@ -41,6 +42,8 @@ typedef struct peri_plugin_host {
     int32_t (*threads)(void);
     /* Keys that are worth one more thread of a sort; see base/tune.def. */
     int64_t (*sort_keys)(void);
+    /* A fork waits for this pthread_mutex_t of the backend, so that the child finds it free. Nothing else is locked while it is held. */
+    void (*fork_lock)(void *lock);
 } peri_plugin_host;
 
 /** Choices of perilune/tune.h about copies between ranks. */

@@ -13,6 +13,7 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/auxv.h>
 
 const peri_device_vtab *peri__cpu_entry(const peri_plugin_host *host);
 const peri_device_vtab *peri__opaque_entry(const peri_plugin_host *host);
@@ -41,6 +42,15 @@ static int64_t copy_choice(int32_t choice)
 
 static int64_t sort_keys(void) { return peri__tune(PERI__TUNE_sort_ids); }
 
+static void (*kernel(const char *name, int64_t args))(const void *args, int64_t begin, int64_t end)
+{
+    int32_t n;
+    const peri_work_entry *list = peri_work_list(&n);
+    for (int32_t i = 0; name && i < PERI_KERNEL_COUNT; i++)
+        if (!strcmp(list[i].name, name)) return list[i].args == args ? peri_kernels_get()->fn[i] : NULL;
+    return NULL;
+}
+
 static const peri_plugin_host host = {
     .size = sizeof host,
     .abi = PERI_PLUGIN_HOST_ABI,
@@ -51,16 +61,20 @@ static const peri_plugin_host host = {
     .alloc_zero = peri__alloc_zero,
     .free = peri__free,
     .parallel_for = peri__parallel_for,
-    .kernels = peri_kernels_get,
+    .kernel = kernel,
     .fault = peri__fault,
     .time_ns = peri_time_ns,
     .pause = peri_pause,
     .copy_choice = copy_choice,
     .threads = peri_threads,
     .sort_keys = sort_keys,
+    .fork_lock = peri__fork_leaf,
 };
 
 const peri_plugin_host *peri__plugin_host(void) { return &host; }
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+PERI_FORK_LOCK(lock, PERI__FORK_PLUGINS)
 
 /** Open libperilune_<name>.so from one folder; NULL when it is not there or cannot be loaded (@reason says which). */
 static void *open_in(const char *folder, size_t length, const char *name, char *reason, size_t len)
@@ -98,18 +112,46 @@ static size_t own_folder(char *path, size_t len)
     return n;
 }
 
+/** The folders that the program has named, colon-separated; NULL: none. */
+static char *own_path;
+
+peri_status peri__plugin_path_set(const char *path)
+{
+    for (const char *at = path; at && *at; at = strchr(at, ':') ? strchr(at, ':') + 1 : NULL)
+        if (*at != '/')
+            return peri__fail(PERI_EINVAL, "peri_host_plugin_path_set: the folder '%.200s', allowed: paths that begin with /, between them ':'",
+                              at);
+    char *copy = NULL;
+    if (path && *path && !(copy = peri__strdup(path))) return PERI_ENOMEM;
+    pthread_mutex_lock(&lock);
+    peri__free(own_path);
+    own_path = copy;
+    pthread_mutex_unlock(&lock);
+    return PERI_OK;
+}
+
+/** Open libperilune_<name>.so from the first of the colon-separated folders that has it. */
+static void *open_along(const char *path, const char *name, char *reason, size_t len)
+{
+    void *handle = NULL;
+    while (path && *path && !handle) {
+        const char *colon = strchr(path, ':');
+        handle = open_in(path, colon ? (size_t)(colon - path) : strlen(path), name, reason, len);
+        path = colon ? colon + 1 : NULL;
+    }
+    return handle;
+}
+
 static void *open_plugin(const char *name, char *reason, size_t len)
 {
     bool gpus = !strcmp(name, "cuda") || !strcmp(name, "nccl");
     snprintf(reason, len, "no libperilune_%s.so on PERI_PLUGIN_PATH or beside libperilune%s", name, gpus ? "; `make cuda` builds it" : "");
-    void *handle = NULL;
-    const char *path = secure_getenv("PERI_PLUGIN_PATH");
-    while (path && *path && !handle) {
-        const char *colon = strchr(path, ':');
-        size_t n = colon ? (size_t)(colon - path) : strlen(path);
-        handle = open_in(path, n, name, reason, len);
-        path = colon ? colon + 1 : NULL;
+    if (getauxval(AT_BASE) == 0) { /* nobody has loaded libraries for this program, and nobody can: the C library would end it */
+        snprintf(reason, len, "this program was linked statically, and cannot load libperilune_%s.so", name);
+        return NULL;
     }
+    void *handle = open_along(own_path, name, reason, len);
+    if (!handle) handle = open_along(secure_getenv("PERI_PLUGIN_PATH"), name, reason, len);
     char folder[3500], beside[3600];
     size_t n = handle ? 0 : own_folder(folder, sizeof folder);
     if (n) handle = open_in(folder, n, name, reason, len);
@@ -120,35 +162,68 @@ static void *open_plugin(const char *name, char *reason, size_t len)
     return handle;
 }
 
-static peri_status check_table(const char *what, const char *name, const uint32_t *size_abi, uint32_t minimum, uint32_t abi)
+/** A backend names the lowest contract that it needs, which this library has to know; it may have fewer members than today's table, and
+ *  more. */
+static peri_status check_table(const char *what, const char *name, const uint32_t *size_abi, uint32_t least, uint32_t lowest, uint32_t abi)
 {
     if (!size_abi) return peri__fail(PERI_EUNSUPPORTED, "%s '%s': the backend refused this version of Perilune", what, name);
-    if (size_abi[1] != abi || size_abi[0] < minimum)
-        return peri__fail(PERI_EUNSUPPORTED, "%s '%s': built for another version of Perilune (contract %u of %u bytes, wanted %u of %u)",
-                          what, name, size_abi[1], size_abi[0], abi, minimum);
+    if (size_abi[1] >= lowest && size_abi[1] <= abi && size_abi[0] >= least) return PERI_OK;
+    return peri__fail(PERI_EUNSUPPORTED, "%s '%s': built for another version of Perilune (it needs contract %u, with a table of %u bytes; "
+                      "allowed: %u..%u, %u bytes or more)", what, name, size_abi[1], size_abi[0], lowest, abi, least);
+}
+
+/** A plugin that was loaded: a device or a transport. */
+typedef struct known_plugin {
+    char key[64];
+    bool loaded; /* `work` is filled in */
+    const uint32_t *given; /* how the backend's own table begins */
+    union {
+        peri_device_vtab device;
+        peri_coll_vtab coll;
+    } table; /* a copy, zeros behind what the backend has */
+    int32_t work[PERI_WORK_COUNT]; /* of a device: its numbers by ours */
+} known_plugin;
+
+/** Kernels and operations are known by their names: @work gets the number of each in the backend's list, -1 where that has none of the
+ *  name with arguments of the same size. Operations come after a gap in the list, and may be called as steps are. */
+static void translate(const peri_work_entry *(*list)(int32_t *count), int32_t work[PERI_WORK_COUNT])
+{
+    int32_t own_count, count = 0, gap = 0;
+    const peri_work_entry *own = peri_work_list(&own_count), *theirs = list ? list(&count) : NULL;
+    while (gap < count && theirs[gap].name) gap++;
+    for (int32_t i = 0; i < PERI_WORK_COUNT; i++) {
+        const bool kernel = i < PERI_KERNEL_COUNT;
+        work[i] = -1;
+        for (int32_t k = kernel ? 0 : gap + 1; own[i].name && k < (kernel ? gap : count) && work[i] < 0; k++)
+            if (theirs[k].name && !strcmp(theirs[k].name, own[i].name) && theirs[k].args == own[i].args) work[i] = k;
+    }
+}
+
+/** Load plugin @name into @p. */
+static peri_status load(const char *what, const char *name, const char *symbol, known_plugin *p)
+{
+    char reason[PERI_MESSAGE_MAX - 128];
+    void *handle = open_plugin(name, reason, sizeof reason);
+    if (!handle) return peri__fail(PERI_ENOTFOUND, "%s '%s': %s", what, name, reason);
+    const void *(*entry)(const peri_plugin_host *) = NULL;
+    void *found = dlsym(handle, symbol);
+    memcpy(&entry, &found, sizeof entry);
+    if (!entry) return peri__fail(PERI_EUNSUPPORTED, "%s '%s': libperilune_%s.so has no %s", what, name, name, symbol);
+    const void *given = entry(&host);
+    if (!given) return check_table(what, name, NULL, 0, 0, 0);
+    p->given = given;
+    const bool device = !strcmp(what, "device");
+    memcpy(&p->table, given, (size_t)peri__min(p->given[0], device ? sizeof p->table.device : sizeof p->table.coll));
+    snprintf(p->key, sizeof p->key, "%s/%s", what, name);
     return PERI_OK;
 }
 
-/** Kernels and operations are numbers: with another list, a plugin would run others than those that are meant. */
-static peri_status check_kernels(const char *what, const char *name, uint64_t (*kernels)(void))
-{
-    unsigned long long own = peri_kernels_hash(), has = kernels ? kernels() : 0;
-    if (own == has) return PERI_OK;
-    return peri__fail(PERI_EUNSUPPORTED, "%s '%s': built with another list of kernels (its hash is %016llx, wanted %016llx): build it "
-                      "again with the headers of this version", what, name, has, own);
-}
-
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-
-/** The vtab of plugin @name by its entry symbol, remembered. @what is "device" or "transport". */
-static peri_status from_plugin(const char *what, const char *name, const char *symbol, const void **out)
+/** Plugin @name by its entry symbol, remembered. @what is "device" or "transport". */
+static peri_status from_plugin(const char *what, const char *name, const char *symbol, known_plugin **out)
 {
     enum { MOST = 16 };
-    static struct {
-        char key[64];
-        const void *vtab;
-    } known[MOST];
-    char key[64], reason[PERI_MESSAGE_MAX - 128];
+    static known_plugin known[MOST];
+    char key[64];
     for (const char *c = name; *c; c++)
         if (!((*c >= 'a' && *c <= 'z') || (*c >= '0' && *c <= '9') || *c == '_') || c - name > 31)
             return peri__fail(PERI_ENOTFOUND, "%s '%.40s': no such %s", what, name, what);
@@ -156,49 +231,54 @@ static peri_status from_plugin(const char *what, const char *name, const char *s
     peri_status status = PERI_OK;
     pthread_mutex_lock(&lock);
     int i = 0;
-    while (i < MOST && known[i].vtab && strcmp(known[i].key, key) != 0) i++;
-    if (i < MOST && !known[i].vtab) {
-        void *handle = open_plugin(name, reason, sizeof reason);
-        const void *(*entry)(const peri_plugin_host *) = NULL;
-        void *found = handle ? dlsym(handle, symbol) : NULL;
-        memcpy(&entry, &found, sizeof entry);
-        if (!handle) status = peri__fail(PERI_ENOTFOUND, "%s '%s': %s", what, name, reason);
-        else if (!entry) status = peri__fail(PERI_EUNSUPPORTED, "%s '%s': libperilune_%s.so has no %s", what, name, name, symbol);
-        else {
-            known[i].vtab = entry(&host);
-            memcpy(known[i].key, key, sizeof key);
-            if (!known[i].vtab) status = check_table(what, name, NULL, 0, 0);
-        }
-    } else if (i == MOST) {
-        status = peri__fail(PERI_EUNSUPPORTED, "%s '%s': more than %d plugins in one process", what, name, MOST);
-    }
-    if (status == PERI_OK) *out = known[i].vtab;
+    while (i < MOST && known[i].given && strcmp(known[i].key, key) != 0) i++;
+    if (i == MOST) status = peri__fail(PERI_EUNSUPPORTED, "%s '%s': more than %d plugins in one process", what, name, MOST);
+    else if (!known[i].given) status = load(what, name, symbol, &known[i]);
+    if (status == PERI_OK) *out = &known[i];
     pthread_mutex_unlock(&lock);
     return status;
 }
 
-peri_status peri__plugin_device(const char *name, const peri_device_vtab **out)
+/** Once a device's contract is known to be one of ours, so that it has a list: its numbers. */
+static const int32_t *numbers_of(known_plugin *p)
 {
-    const peri_device_vtab *vtab = NULL;
+    static pthread_mutex_t translating = PTHREAD_MUTEX_INITIALIZER;
+    pthread_mutex_lock(&translating);
+    if (!p->loaded) translate(p->table.device.work, p->work);
+    p->loaded = true;
+    pthread_mutex_unlock(&translating);
+    return p->work;
+}
+
+peri_status peri__plugin_device(const char *name, const peri_device_vtab **out, const int32_t **work)
+{
     const char *other = !strcmp(name, "opaque") ? secure_getenv("PERI_OPAQUE_DEVICE") : NULL;
     if (other && *other) name = other;
-    for (size_t i = 0; i < sizeof built_in_devices / sizeof *built_in_devices; i++)
-        if (!strcmp(name, built_in_devices[i].name)) vtab = built_in_devices[i].entry(&host);
-    if (!vtab) PERI_TRY(from_plugin("device", name, PERI_DEVICE_ENTRY, (const void **)&vtab));
-    PERI_TRY(check_table("device", name, &vtab->size, sizeof *vtab, PERI_DEVICE_ABI));
-    PERI_TRY(check_kernels("device", name, vtab->kernels));
-    *out = vtab;
+    for (size_t i = 0; i < sizeof built_in_devices / sizeof *built_in_devices; i++) {
+        if (strcmp(name, built_in_devices[i].name) != 0) continue;
+        *out = built_in_devices[i].entry(&host);
+        if (work) *work = NULL;
+        return PERI_OK;
+    }
+    known_plugin *p = NULL;
+    PERI_TRY(from_plugin("device", name, PERI_DEVICE_ENTRY, &p));
+    PERI_TRY(check_table("device", name, p->given, PERI_DEVICE_SIZE_LOWEST, PERI_DEVICE_ABI_LOWEST, PERI_DEVICE_ABI));
+    const int32_t *numbers = numbers_of(p);
+    *out = &p->table.device;
+    if (work) *work = numbers;
     return PERI_OK;
 }
 
 peri_status peri__plugin_coll(const char *name, const peri_coll_vtab **out)
 {
-    const peri_coll_vtab *vtab = NULL;
-    for (size_t i = 0; i < sizeof built_in_colls / sizeof *built_in_colls; i++)
-        if (!strcmp(name, built_in_colls[i].name)) vtab = built_in_colls[i].entry(&host);
-    if (!vtab) PERI_TRY(from_plugin("transport", name, PERI_COLL_ENTRY, (const void **)&vtab));
-    PERI_TRY(check_table("transport", name, &vtab->size, sizeof *vtab, PERI_COLL_ABI));
-    PERI_TRY(check_kernels("transport", name, vtab->kernels));
-    *out = vtab;
+    for (size_t i = 0; i < sizeof built_in_colls / sizeof *built_in_colls; i++) {
+        if (strcmp(name, built_in_colls[i].name) != 0) continue;
+        *out = built_in_colls[i].entry(&host);
+        return PERI_OK;
+    }
+    known_plugin *p = NULL;
+    PERI_TRY(from_plugin("transport", name, PERI_COLL_ENTRY, &p));
+    PERI_TRY(check_table("transport", name, p->given, PERI_COLL_SIZE_LOWEST, PERI_COLL_ABI_LOWEST, PERI_COLL_ABI));
+    *out = &p->table.coll;
     return PERI_OK;
 }

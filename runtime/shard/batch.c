@@ -53,7 +53,7 @@ static peri_status count_ids(const peri_sharded *e, const peri__routing *r, peri
 
 peri_status peri__batch_home(peri_sharded *e, const peri__routing *r, peri__rule rule, peri__home **out)
 {
-    peri_kjt_desc desc;
+    peri_kjt_desc desc = {.size = sizeof desc};
     int64_t *inverse = NULL;
     peri_kjt_describe(r->args.kjt, &desc);
     peri__home_args a = {.outbound = r->outbound, .rule = rule, .results_by_id = e->kind->by_id, .rows = desc.stride,

@@ -89,7 +89,7 @@ static void add_optimizer(text *t, const char *table, const peri_tbe_optimizer *
 static void add_codec(text *t, const char *rows, int way, const peri_codec *codec)
 {
     char out[32];
-    peri_codec_config c = {0};
+    peri_codec_config c = {.size = sizeof c};
     if (codec) peri_codec_describe(codec, &c);
     add(t, "rows of %s shards\t%s codec\t%s", rows, way ? "backward" : "forward",
         PICK(c.format, "FP32", "FP16", "BF16", "FP8", "INT8", "MX4"));
@@ -137,7 +137,7 @@ static void add_table(text *t, const peri_sharded_config *c, int32_t i, const pe
     add(t, "table '%s'\tpooling\t%s\n", name, table->pooling == PERI_POOLING_MEAN ? "MEAN" : "SUM");
     if (peri__tbe_bytes(table->dtype))
         add(t, "table '%s'\tdata_type\t%s\n", name, PICK(table->dtype - PERI_ROWS_INT8, "INT8", "INT8_HALF", "FP8", "INT4", "INT2"));
-    else add(t, "table '%s'\tdata_type\t%s\n", name, peri_dtype_name(peri__dtype_of(table)));
+    else add(t, "table '%s'\tdata_type\t%s\n", name, peri_dtype_name(table->dtype));
     add(t, "table '%s'\tsharding_type\t%s\n", name, peri_sharding_type_name(table->sharding_type));
     add(t, "table '%s'\tcompute_kernel\t%s\n", name,
         table->cache    ? "fused_uvm_caching"

@@ -109,7 +109,7 @@ const peri__work_vtab peri__input_vtab = {.name = "input_dist", .step = input_st
 
 static peri_status check_input(peri_sharded *e, peri_kjt *kjt)
 {
-    peri_kjt_desc desc;
+    peri_kjt_desc desc = {.size = sizeof desc};
     peri_kjt_describe(kjt, &desc);
     if (desc.device != e->device)
         return peri__fail(PERI_EINVAL, "%s: the input is on %s, the module on %s", e->router.function, peri_device_name(desc.device),

@@ -20,7 +20,7 @@ static peri_status check_dtypes(const char *f, const peri_sharded_table *table)
     if (!small_float(table->dtype))
         return peri__fail(PERI_EINVAL, "%s: table '%s': weights of dtype %s (%d), allowed: f32, f16, bf16", f, table->name,
                           peri_dtype_name(table->dtype), table->dtype);
-    if (table->compute_kernel == PERI_KERNEL_DENSE && peri__dtype_of(table) != PERI_F32)
+    if (table->compute_kernel == PERI_KERNEL_DENSE && table->dtype != PERI_F32)
         return peri__fail(PERI_EUNSUPPORTED,
                           "%s: table '%s': weights of dtype %s with the compute kernel dense, whose gradients and optimizer are f32; "
                           "allowed: f32, or a fused compute kernel",
@@ -54,8 +54,8 @@ static peri_status check_codes(const char *f, const peri_sharded_table *table)
 {
     if (table->sharding_type < 0 || table->sharding_type >= PERI_SHARDING_TYPE_COUNT)
         return peri__fail(PERI_EINVAL, "%s: table '%s': %d is no sharding type", f, table->name, table->sharding_type);
-    if (table->compute_kernel < PERI_KERNEL_DENSE || table->compute_kernel > PERI_KERNEL_QUANT)
-        return peri__fail(PERI_EINVAL, "%s: table '%s': compute kernel %d, allowed: dense, fused, quant", f, table->name,
+    if (table->compute_kernel < PERI_KERNEL_FUSED || table->compute_kernel > PERI_KERNEL_QUANT)
+        return peri__fail(PERI_EINVAL, "%s: table '%s': compute kernel %d, allowed: fused, dense, quant", f, table->name,
                           table->compute_kernel);
     return PERI_OK;
 }
@@ -75,16 +75,21 @@ static peri_status check_way(const char *f, const peri_sharded_table *table, con
 
 peri_status peri_sharded_table_check(const peri_sharded_table *table, const peri_tbe_optimizer *optimizer)
 {
-    PERI_NEED(table);
+    PERI_TAKE(peri_sharded_table, table);
+    PERI_TAKE(peri_tbe_optimizer, optimizer);
     PERI_NEED(table->name);
-    PERI_NEED(optimizer);
+    peri_cache_params cache;
+    if (table->cache) {
+        PERI_TRY(peri__struct_take(&cache, sizeof cache, table->cache, __func__, "peri_cache_params"));
+        table_now.cache = &cache;
+    }
     const peri_tbe_optimizer *fused = table->compute_kernel == PERI_KERNEL_FUSED ? optimizer : NULL;
     PERI_TRY(check_codes("peri_sharded_new", table));
     PERI_TRY(check_way("peri_sharded_new", table, fused));
-    peri_table_config whole = {.name = table->name, .rows = table->rows, .cols = table->cols, .init = PERI_INIT_NONE};
-    peri_tbe_config config = {.dtype = peri__dtype_of(table), .n_tables = 1, .tables = &whole, .caches = table->cache,
+    peri_table_config whole = {.size = sizeof whole, .name = table->name, .rows = table->rows, .cols = table->cols, .init = PERI_INIT_NONE};
+    peri_tbe_config config = {.size = sizeof config, .dtype = table->dtype, .n_tables = 1, .tables = &whole, .caches = table->cache,
                               .mapped = table->mapped};
-    if (fused) config.optimizer = *fused;
+    config.optimizer = fused ? fused : &peri__no_optimizer;
     return peri__tbe_check(&config);
 }
 
@@ -239,7 +244,7 @@ static int32_t choose_lanes(peri_sharded *e, const peri_sharded_config *c)
 /** Whether what becomes of a number on a lane of this kind does not depend on what else is in its message. */
 static bool divisible(const peri_sharded *e, int32_t lane)
 {
-    peri_codec_config config;
+    peri_codec_config config = {.size = sizeof config};
     for (int way = 0; way < 2; way++) {
         const peri_codec *codec = e->ways[lane].hops[0].codec[way];
         if (!codec) continue;
@@ -283,7 +288,7 @@ static peri_status choose_parts(peri_sharded *e, const peri_sharded_config *c)
 static peri_status cut_table(const peri_sharded *e, const peri_sharded_table *from, peri__route_table *to)
 {
     const bool places = e->places > 1; /* they are cut over as ranks of one node are, and all belong to this rank */
-    const peri_sharding sharding = {.type = from->sharding_type, .world_size = places ? e->places : e->world_size,
+    const peri_sharding sharding = {.size = sizeof sharding, .type = from->sharding_type, .world_size = places ? e->places : e->world_size,
                                     .nodes = places ? NULL : e->nodes, .n_ranks = from->n_ranks, .ranks = from->ranks,
                                     .sizes = from->sizes, .table = from->name, .rows = from->rows, .cols = from->cols,
                                     .segments = from->collision ? from->collision->segments : NULL,
@@ -434,10 +439,8 @@ static peri_status take_rates(peri_sharded *e, const peri_sharded_config *c)
 
 /* -- the module -------------------------------------------------------------------------------------------------------------------- */
 
-peri_status peri_sharded_new(const peri_sharded_config *c, peri_sharded **out)
+static peri_status sharded_new(const peri_sharded_config *c, peri_sharded **out)
 {
-    PERI_NEED(c);
-    PERI_NEED(out);
     PERI_TRY(check_config(c));
     peri_sharded *e = peri__alloc_zero(sizeof *e);
     if (!e) return PERI_ENOMEM;
@@ -457,7 +460,7 @@ peri_status peri_sharded_new(const peri_sharded_config *c, peri_sharded **out)
     e->returns_rows = c->returns_rows;
     e->frozen = c->tables[0].compute_kernel == PERI_KERNEL_QUANT;
     e->places = c->places > 1 ? c->places : 1;
-    e->output_dtype = c->output_dtype ? c->output_dtype : PERI_F32;
+    e->output_dtype = c->output_dtype;
     e->division = peri__gradient_divisor(c->group, c->gradient_division);
     peri_status status = e->nodes ? PERI_OK : PERI_ENOMEM;
     if (status < 0) goto out;
@@ -504,4 +507,42 @@ void peri_sharded_release(peri_sharded *e)
     peri_group_release(e->group);
     peri__object_count(-1);
     peri__free(e);
+}
+
+/** A table's own structures as today's. */
+static peri_status table_take(peri_sharded_table *t, const char *f, peri_cache_params *cache, peri_sharded_collision *collision)
+{
+    if (t->cache) PERI_TRY(peri__struct_take(cache, sizeof *cache, t->cache, f, "peri_cache_params"));
+    if (t->collision) PERI_TRY(peri__struct_take(collision, sizeof *collision, t->collision, f, "peri_sharded_collision"));
+    t->cache = t->cache ? cache : NULL;
+    t->collision = t->collision ? collision : NULL;
+    return PERI_OK;
+}
+
+peri_status peri_sharded_new(const peri_sharded_config *given, peri_sharded **out)
+{
+    peri_sharded_config c;
+    void *tables = NULL, *optimizers = NULL;
+    peri_cache_params *caches = NULL;
+    peri_sharded_collision *collisions = NULL;
+    PERI_NEED(out);
+    PERI_TRY(peri__struct_take(&c, sizeof c, given, __func__, "peri_sharded_config"));
+    peri_status status;
+    PERI_TRY_GOTO(peri__structs_take(c.tables, c.n_tables, sizeof *c.tables, __func__, "peri_sharded_table", &tables), out);
+    PERI_TRY_GOTO(peri__structs_take(c.optimizers, c.n_optimizers, sizeof *c.optimizers, __func__, "peri_tbe_optimizer", &optimizers), out);
+    c.tables = tables;
+    c.optimizers = optimizers;
+    const size_t n = tables ? (size_t)c.n_tables : 0;
+    caches = peri__alloc(sizeof *caches * (n + 1));
+    collisions = peri__alloc(sizeof *collisions * (n + 1));
+    PERI_TRY_GOTO(caches && collisions ? PERI_OK : PERI_ENOMEM, out);
+    for (size_t i = 0; i < n; i++)
+        PERI_TRY_GOTO(table_take((peri_sharded_table *)tables + i, __func__, &caches[i], &collisions[i]), out);
+    status = sharded_new(&c, out);
+out:
+    peri__free(tables);
+    peri__free(optimizers);
+    peri__free(caches);
+    peri__free(collisions);
+    return status;
 }

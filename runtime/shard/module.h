@@ -230,9 +230,6 @@ uint64_t peri__identity_hash(const peri_sharded *ebc);
 /** PERI_EMISMATCH in the name of @function, of the texts of all ranks one after the other, @bytes[world] long: what differs, and where. */
 peri_status peri__identity_fail(const char *function, int32_t world, const char *texts, const int64_t *bytes);
 
-/** Dtype of a table's weights. */
-static inline int32_t peri__dtype_of(const peri_sharded_table *table) { return table->dtype ? table->dtype : PERI_F32; }
-
 /** The table batches of this rank, once the routes are known; and their end. */
 peri_status peri__tables_new(peri_sharded *ebc, const peri_sharded_config *config);
 void peri__tables_free(peri_sharded *ebc);

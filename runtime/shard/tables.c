@@ -15,7 +15,7 @@ static int32_t set_of(peri_sharded *e, const peri_sharded_table *table, bool rep
     bool dense = table->compute_kernel == PERI_KERNEL_DENSE, cached = table->cache != NULL;
     bool mapped = table->mapped && !peri_device_host_access(e->device); /* else there is nothing that would keep them apart */
     bool mean = table->pooling == PERI_POOLING_MEAN && !replica;
-    int32_t optimizer = table->compute_kernel == PERI_KERNEL_FUSED ? table->optimizer : -1, dtype = peri__dtype_of(table);
+    int32_t optimizer = table->compute_kernel == PERI_KERNEL_FUSED ? table->optimizer : -1, dtype = table->dtype;
     for (int32_t g = 0; g < e->n_sets; g++)
         if (e->sets[g].optimizer == optimizer && e->sets[g].dtype == dtype && e->sets[g].replica == replica &&
             e->sets[g].cached == cached && e->sets[g].mapped == mapped && e->sets[g].mean == mean && e->sets[g].by_id == by_id &&
@@ -63,19 +63,19 @@ static peri_status make_tbe(peri_sharded *e, const peri_sharded_config *c, peri_
     for (int32_t i = 0; i < g->n_tables; i++) {
         const peri_sharded_table *from = &c->tables[g->module_table[i]];
         peri_shard shard = shard_of(e, g, i);
-        tables[i] = (peri_table_config){.name = from->name, .rows = shard.rows, .cols = shard.cols, .row_offset = shard.row_offset,
+        tables[i] = (peri_table_config){.size = sizeof(peri_table_config),
+                                        .name = from->name, .rows = shard.rows, .cols = shard.cols, .row_offset = shard.row_offset,
                                         .col_offset = shard.col_offset, .total_rows = from->rows, .total_cols = from->cols,
                                         .pooling = g->replica && !e->kind->by_id ? from->pooling : PERI_POOLING_SUM, .init = from->init,
                                         .init_a = from->init_a, .init_b = from->init_b, .raw_ids = from->collision != NULL};
         if (g->cached) caches[i] = *from->cache;
     }
-    peri_tbe_config config = {.device = c->device, .dtype = g->dtype, .bounds_check = PERI_BOUNDS_NONE, .n_tables = g->n_tables,
+    peri_tbe_config config = {.size = sizeof config,
+                              .device = c->device, .dtype = g->dtype, .bounds_check = PERI_BOUNDS_NONE, .n_tables = g->n_tables,
                               .tables = tables, .n_features = c->n_features, .features = c->features, .seed = c->seed,
                               .caches = g->cached ? caches : NULL, .mapped = g->mapped};
-    peri_status status = PERI_OK;
-    if (g->optimizer < 0) status = peri_tbe_optimizer_default(PERI_TBE_NONE, &config.optimizer);
-    else config.optimizer = c->optimizers[g->optimizer];
-    if (status >= 0) status = peri_tbe_new(&config, &g->tbe);
+    if (g->optimizer >= 0) config.optimizer = &c->optimizers[g->optimizer];
+    peri_status status = peri_tbe_new(&config, &g->tbe);
     if (status >= 0) g->tbe->halvings = e->halvings[g->module_table[0]]; /* of all of them */
     peri__free(tables);
     peri__free(caches);

@@ -22,6 +22,7 @@ static struct {
     pthread_mutex_t lock;
     peri__report *spare;
 } pool = {.lock = PTHREAD_MUTEX_INITIALIZER};
+PERI_FORK_LOCK(pool.lock, PERI__FORK_REPORTS)
 
 peri_status peri__report_take(peri_device *device, int64_t words, peri__report **out)
 {
@@ -87,6 +88,23 @@ void peri__report_return(peri__report *r)
     pthread_mutex_lock(&pool.lock);
     r->next = pool.spare;
     pool.spare = r;
+    pthread_mutex_unlock(&pool.lock);
+}
+
+void peri__reports_drop(const peri_device *device)
+{
+    pthread_mutex_lock(&pool.lock);
+    for (peri__report **at = &pool.spare; *at;) {
+        peri__report *r = *at;
+        if (r->device != device) {
+            at = &r->next;
+            continue;
+        }
+        *at = r->next;
+        if (r->event) device->vtab->event_delete(device->ctx, r->event);
+        peri__host_free(r->device, r->words, r->capacity * 8);
+        peri__free(r);
+    }
     pthread_mutex_unlock(&pool.lock);
 }
 

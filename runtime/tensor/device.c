@@ -13,6 +13,13 @@
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t stream_lock = PTHREAD_MUTEX_INITIALIZER;
+
+__attribute__((constructor)) static void fork_locks(void)
+{
+    peri__fork_lock(&lock, PERI__FORK_DEVICES);
+    peri__fork_lock(&stream_lock, PERI__FORK_STREAMS);
+}
+
 static peri_device devices[PERI_MAX_DEVICES];
 static atomic_int device_count;
 
@@ -55,7 +62,7 @@ static peri_status open_device(const char *name, peri_device *d)
     }
     if (number > 1024)
         return peri__fail(PERI_ENOTFOUND, "peri_device_get: '%s': '%s' is no device number", name, colon + 1);
-    PERI_TRY(peri__plugin_device(backend, &d->vtab));
+    PERI_TRY(peri__plugin_device(backend, &d->vtab, &d->work));
     if (d->vtab->probe(reason, sizeof reason) < 0)
         return peri__fail(PERI_EUNSUPPORTED, "peri_device_get: device '%s' cannot be used here: %s", name, reason);
     snprintf(d->name, sizeof d->name, "%s", name);
@@ -154,6 +161,21 @@ peri_status peri_device_get(const char *name, peri_device **out)
     return status < 0 ? status : PERI_OK;
 }
 
+void peri__devices_close(void)
+{
+    pthread_mutex_lock(&lock);
+    const int n = atomic_load(&device_count);
+    atomic_store_explicit(&device_count, 0, memory_order_release);
+    for (int i = 0; i < n; i++) {
+        (void)devices[i].vtab->stream_sync(devices[i].ctx, devices[i].default_stream.ctx);
+        peri__pinned_trim(&devices[i]);
+        peri__reports_drop(&devices[i]);
+        close_device(&devices[i]);
+        memset(&devices[i], 0, sizeof devices[i]);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
 const char *peri_device_name(const peri_device *device) { return device ? device->name : NULL; }
 bool peri_device_host_access(const peri_device *device)
 {
@@ -164,7 +186,7 @@ bool peri_device_probe(const char *name, char *reason, size_t len)
 {
     const peri_device_vtab *vtab;
     char why[512] = "";
-    bool ok = name && peri__plugin_device(name, &vtab) >= 0;
+    bool ok = name && peri__plugin_device(name, &vtab, NULL) >= 0;
     if (!name) snprintf(why, sizeof why, "no name");
     else if (!ok) snprintf(why, sizeof why, "%.250s", peri_error_message());
     else ok = vtab->probe(why, sizeof why) >= 0;
@@ -398,22 +420,31 @@ static peri_status lacks(const char *function, const peri_device *device, int32_
                       work < PERI_OP_FIRST ? "kernel" : "operation", peri_kernel_names[work], args ? " for these arguments" : "");
 }
 
+/** The backend's number of @work, PERI_K_* or PERI_OP_*, if it has it for @args (NULL: for some); else -1. */
+static int32_t number_of(const peri_device *device, int32_t work, const void *args)
+{
+    const int32_t number = device->work ? device->work[work] : work;
+    return number >= 0 && device->vtab->has(device->ctx, number, args) ? number : -1;
+}
+
 peri_status peri__launch(peri_device *device, int32_t kernel, const void *args, size_t args_size, int64_t n, int64_t grain)
 {
     if (n <= 0) return PERI_OK;
-    if (!device->vtab->has(device->ctx, kernel, args)) return lacks("launch", device, kernel, true);
+    const int32_t number = number_of(device, kernel, args);
+    if (number < 0) return lacks("launch", device, kernel, true);
     void *stream = peri_stream_current(device)->ctx;
-    return said(device, "launch", device->vtab->launch(device->ctx, stream, kernel, args, (int64_t)args_size, n, grain));
+    return said(device, "launch", device->vtab->launch(device->ctx, stream, number, args, (int64_t)args_size, n, grain));
 }
 
 peri_status peri__run(peri_device *device, int32_t op, const void *args, size_t args_size)
 {
-    if (!device->vtab->has(device->ctx, op, args)) return lacks("launch", device, op, true);
+    const int32_t number = number_of(device, op, args);
+    if (number < 0) return lacks("launch", device, op, true);
     void *stream = peri_stream_current(device)->ctx, *scratch = NULL;
-    int64_t bytes = device->vtab->scratch(device->ctx, op, args);
+    int64_t bytes = device->vtab->scratch(device->ctx, number, args);
     if (bytes < 0) return said(device, "scratch", (peri_status)bytes);
     if (bytes > 0) PERI_TRY(said(device, "alloc", device->vtab->alloc(device->ctx, stream, bytes, &scratch)));
-    peri_status status = device->vtab->run(device->ctx, stream, op, args, (int64_t)args_size, scratch, bytes);
+    peri_status status = device->vtab->run(device->ctx, stream, number, args, (int64_t)args_size, scratch, bytes);
     if (scratch) device->vtab->free(device->ctx, stream, scratch, bytes);
     return said(device, "run", status);
 }
@@ -421,7 +452,7 @@ peri_status peri__run(peri_device *device, int32_t op, const void *args, size_t 
 peri_status peri__need_work(const char *function, peri_device *device, const int32_t *work, int32_t n)
 {
     for (int32_t i = 0; i < n; i++)
-        if (!device->vtab->has(device->ctx, work[i], NULL)) return lacks(function, device, work[i], false);
+        if (number_of(device, work[i], NULL) < 0) return lacks(function, device, work[i], false);
     return PERI_OK;
 }
 

@@ -35,11 +35,18 @@ enum { PERI_MAX_DEVICES = 32 };
 
 struct peri_device {
     const peri_device_vtab *vtab;
+    const int32_t *work; /* the backend's numbers of kernels and operations by ours, -1: it has none; NULL: they are ours */
     void *ctx;
     int32_t caps, id; /* PERI_DEVICE_*; place in the table of devices */
     char name[32], alias[32]; /* "cuda:1"; what was asked for, "cuda", if that is another word */
     peri_stream default_stream; /* never released; head of the list of streams, which device.c's stream_lock guards */
 };
+
+/** Close all devices, when no object is left; peri_device_get opens them again. */
+void peri__devices_close(void);
+/** Release the memory that is kept for reports of @device, or for its copies (pinned), while nobody uses it. */
+void peri__reports_drop(const peri_device *device);
+void peri__pinned_trim(const peri_device *device);
 
 /** Queue kernel @kernel (PERI_K_*) over [0, n) on the current stream; n = 0 queues nothing. */
 peri_status peri__launch(peri_device *device, int32_t kernel, const void *args, size_t args_size, int64_t n, int64_t grain);

@@ -109,7 +109,7 @@ static peri_status fixed_stride(peri_kjt *k, const peri_kjt_args *a)
         k->stride = peri__max(a->stride, 0);
         return PERI_OK;
     }
-    if (a->stride >= 0 && (bags % n != 0 || bags / n != a->stride))
+    if (a->stride > 0 && (bags % n != 0 || bags / n != a->stride))
         return peri__fail(PERI_EINVAL, "%s: %lld lengths for %lld keys of stride %lld, wanted %.0f", new_name, bags, n,
                           (long long)a->stride, (double)n * (double)a->stride);
     if (bags % n != 0)
@@ -144,7 +144,7 @@ static peri_status variable_stride(peri_kjt *k, const peri_kjt_args *a)
     if (n == 0 && k->bags.values != 0)
         return peri__fail(PERI_EINVAL, "%s: %lld values without any key", new_name, (long long)k->bags.values);
     k->ranks = a->ranks;
-    k->stride = a->stride >= 0 ? a->stride : a->inverse_indices ? a->inverse_indices->shape[1] : largest;
+    k->stride = a->stride > 0 ? a->stride : a->inverse_indices ? a->inverse_indices->shape[1] : largest;
     return PERI_OK;
 }
 
@@ -160,7 +160,7 @@ static peri_status check_inverse(const peri_kjt *k, const peri_kjt_args *a)
     if ((t->dtype != PERI_I64 && t->dtype != PERI_I32) || t->ndim != 2 || t->shape[0] != names->count)
         return peri__fail(PERI_EINVAL, "%s: inverse indices are %s for %d keys, wanted i64 or i32 [%d, stride]", new_name,
                           peri__tensor_text(t, text, sizeof text), names->count, names->count);
-    if (a->stride >= 0 && t->shape[1] != a->stride)
+    if (a->stride > 0 && t->shape[1] != a->stride)
         return peri__fail(PERI_EINVAL, "%s: inverse indices are %s for a stride of %lld", new_name, peri__tensor_text(t, text, sizeof text),
                           (long long)a->stride);
     if (!names->unique) return peri__fail(PERI_EINVAL, "%s: a key of the inverse indices repeats", new_name);
@@ -187,11 +187,11 @@ static peri_status flat_lengths(const peri_kjt_args *a, peri_tensor **out)
 
 peri_status peri_kjt_new(const peri_kjt_args *a, peri_kjt **out)
 {
-    PERI_NEED(a);
+    PERI_TAKE(peri_kjt_args, a);
     PERI_NEED(out);
     PERI_TRY(check_keys(a->keys));
     PERI_TRY(check_values(a->values, a->weights));
-    if (a->stride < -1) return peri__fail(PERI_EINVAL, "%s: stride %lld, allowed: -1 (derived), 0 or more", new_name, (long long)a->stride);
+    if (a->stride < 0) return peri__fail(PERI_EINVAL, "%s: stride %lld, allowed: 0 (derived) or more", new_name, (long long)a->stride);
     if (!a->stride_per_key_per_rank && a->ranks != 0)
         return peri__fail(PERI_EINVAL, "%s: %d ranks without stride_per_key_per_rank", new_name, a->ranks);
     peri_tensor *lengths = NULL;
@@ -247,25 +247,25 @@ peri_status peri__kjt_adopt(const peri__kjt_parts *p, peri_kjt **out)
 
 /* -- looking ------------------------------------------------------------------------------------------------------------------- */
 
-void peri_kjt_describe(const peri_kjt *k, peri_kjt_desc *out)
+peri_status peri_kjt_describe(const peri_kjt *k, peri_kjt_desc *out)
 {
-    if (out) *out = (peri_kjt_desc){0};
-    if (!k || !out) return;
+    PERI_NEED(k);
     const peri_tensor *t = k->bags.lengths ? k->bags.lengths : k->bags.offsets;
-    *out = (peri_kjt_desc){.stride = k->stride,
-                           .bags = k->bags.bags,
-                           .values = k->bags.values,
-                           .device = peri__device(k->values),
-                           .keys = k->keys->count,
-                           .ranks = k->ranks,
-                           .values_dtype = k->values->dtype,
-                           .lengths_dtype = t->dtype,
-                           .weighted = k->weights != NULL,
-                           .variable_stride = k->ranks > 0,
-                           .has_inverse = k->inverse != NULL,
-                           .has_lengths = k->bags.lengths != NULL,
-                           .has_offsets = k->bags.offsets != NULL,
-                           .synced = k->synced};
+    const peri_kjt_desc now = {.stride = k->stride,
+                               .bags = k->bags.bags,
+                               .values = k->bags.values,
+                               .device = peri__device(k->values),
+                               .keys = k->keys->count,
+                               .ranks = k->ranks,
+                               .values_dtype = k->values->dtype,
+                               .lengths_dtype = t->dtype,
+                               .weighted = k->weights != NULL,
+                               .variable_stride = k->ranks > 0,
+                               .has_inverse = k->inverse != NULL,
+                               .has_lengths = k->bags.lengths != NULL,
+                               .has_offsets = k->bags.offsets != NULL,
+                               .synced = k->synced};
+    return PERI_GIVE(peri_kjt_desc, out, &now);
 }
 
 int64_t peri_kjt_version(const peri_kjt *k)

@@ -27,12 +27,11 @@ peri_status peri_optim_defaults(int32_t kind, peri_optim_args *out)
     PERI_NEED(out);
     if (kind < 0 || kind >= PERI_OPTIM_KIND_COUNT)
         return peri__fail(PERI_EINVAL, "peri_optim_defaults: kind %d, allowed: 0..%d", kind, PERI_OPTIM_KIND_COUNT - 1);
-    peri_optim_args a = {.kind = kind, .lr = 0.01, .eps = 1e-8, .beta1 = 0.9, .beta2 = 0.999, .alpha = 0.99};
+    peri_optim_args a = {.size = sizeof a, .kind = kind, .lr = 0.01, .eps = 1e-8, .beta1 = 0.9, .beta2 = 0.999, .alpha = 0.99};
     if (kind == PERI_OPTIM_SGD || kind == PERI_OPTIM_ADAM || kind == PERI_OPTIM_ADAMW) a.lr = 1e-3;
     if (kind == PERI_OPTIM_ADAGRAD || kind == PERI_OPTIM_ROWWISE_ADAGRAD) a.eps = 1e-10;
     if (kind == PERI_OPTIM_ADAMW) a.weight_decay = 0.01;
-    *out = a;
-    return PERI_OK;
+    return PERI_GIVE(peri_optim_args, out, &a);
 }
 
 /** A number of the arguments, the range that it must lie in, and its name. */
@@ -138,7 +137,7 @@ static peri_status make_state(const peri_optim *o, const peri_tensor *param, per
 
 peri_status peri_optim_new(const peri_optim_args *args, peri_tensor *const *params, int32_t n, peri_optim **out)
 {
-    PERI_NEED(args);
+    PERI_TAKE(peri_optim_args, args);
     PERI_NEED(out);
     if (n > 0) PERI_NEED(params);
     PERI_TRY(check_args(args));

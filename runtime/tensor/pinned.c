@@ -26,6 +26,7 @@ static struct {
     pthread_mutex_t lock;
     block *first, **last;
 } pool = {.lock = PTHREAD_MUTEX_INITIALIZER, .last = &pool.first};
+PERI_FORK_LOCK(pool.lock, PERI__FORK_PINNED)
 
 static void block_free(block *b)
 {
@@ -58,7 +59,7 @@ static block *take_spare(const peri_device *device, int64_t capacity)
 }
 
 /** Give back to the system all blocks of the device that nobody uses. */
-static void trim(const peri_device *device)
+void peri__pinned_trim(const peri_device *device)
 {
     pthread_mutex_lock(&pool.lock);
     for (block **at = &pool.first; *at;) {
@@ -78,7 +79,7 @@ static peri_status block_new(peri_device *device, int64_t capacity, block **out)
     void *memory, *event;
     peri_status status = peri__host_alloc(device, HEAD + capacity, &memory);
     if (status == PERI_ENOMEM) {
-        trim(device);
+        peri__pinned_trim(device);
         status = peri__host_alloc(device, HEAD + capacity, &memory);
     }
     if (status < 0) return status;

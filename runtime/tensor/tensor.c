@@ -202,20 +202,20 @@ peri_status peri_tensor_detach(peri_tensor *t, peri_tensor **out)
     return peri__detached(t, out);
 }
 
-void peri_tensor_describe(const peri_tensor *t, peri_tensor_desc *out)
+peri_status peri_tensor_describe(const peri_tensor *t, peri_tensor_desc *out)
 {
-    if (out) *out = (peri_tensor_desc){0};
-    if (!t || !out) return;
-    *out = (peri_tensor_desc){.dtype = t->dtype,
-                              .ndim = t->ndim,
-                              .numel = peri__numel(t),
-                              .device = peri__device(t),
-                              .contiguous = peri__contiguous(t),
-                              .requires_grad = t->requires_grad,
-                              .leaf = !t->node,
-                              .mapped = t->storage->mapped};
-    memcpy(out->shape, t->shape, sizeof out->shape);
-    memcpy(out->stride, t->stride, sizeof out->stride);
+    PERI_NEED(t);
+    peri_tensor_desc now = {.dtype = t->dtype,
+                            .ndim = t->ndim,
+                            .numel = peri__numel(t),
+                            .device = peri__device(t),
+                            .contiguous = peri__contiguous(t),
+                            .requires_grad = t->requires_grad,
+                            .leaf = !t->node,
+                            .mapped = t->storage->mapped};
+    memcpy(now.shape, t->shape, sizeof now.shape);
+    memcpy(now.stride, t->stride, sizeof now.stride);
+    return PERI_GIVE(peri_tensor_desc, out, &now);
 }
 
 /* -- filling and copying --------------------------------------------------------------------------------------------------------- */

@@ -232,7 +232,7 @@ for _, device in ipairs { "cpu", "opaque" } do
     it("have, in C, no padding and no norm where the arguments are zeros", function()
       local ffi, P = require "ffi", peri.ffi
       local weight, list, starts = matrix(3, 2), t({ 0, 0, 2 }, "i64"), t({ 0, 1 }, "i64")
-      local args = ffi.new "peri_embedding_bag_args"
+      local args = P.struct "peri_embedding_bag_args"
       args.weight, args.ids, args.offsets = weight.ptr, list.ptr, starts.ptr
       local out, w = ffi.new "peri_tensor *[1]", weight:to_list()
       P.check(P.C.peri_embedding_bag(args, out))

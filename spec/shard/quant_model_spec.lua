@@ -5,7 +5,8 @@ local ffi = require "ffi"
 local peri = require "perilune"
 local quant = require "spec.support.quant"
 local plan, shard, ShardingEnv = peri.plan, peri.shard, peri.ShardingEnv
-local C = peri.ffi.C
+local P = peri.ffi
+local C = P.C
 local tables, trained, batch, plan_of = quant.tables, quant.trained, quant.batch, quant.plan_of
 local near, assert_same_rows = quant.near, quant.assert_same_rows
 
@@ -119,7 +120,7 @@ describe("a quantized model", function()
       local out, first = ffi.new "peri_sharded *[1]", ffi.new("int32_t[1]", 0)
       local names = ffi.new("const char *[1]", { "f" })
       local function refused(message, more, kernel, dtype)
-        local list, cfg = ffi.new "peri_sharded_table[2]", ffi.new "peri_sharded_config"
+        local list, cfg = P.structs("peri_sharded_table", 2), P.struct "peri_sharded_config"
         for i, name in ipairs { "a", "b" } do
           local t = list[i - 1]
           t.name, t.rows, t.cols, t.features, t.n_features = name, 8, 4, first, 1
@@ -141,7 +142,7 @@ describe("a quantized model", function()
       refused("2 places on each of 2 ranks, allowed: 1, or more on one rank", { places = 2 })
       refused("%-1 places on each of 2 ranks", { places = -1 })
       refused("of the tables 'a' and 'b' one has the compute kernel quant; allowed: all or none", {}, C.PERI_KERNEL_DENSE, C.PERI_F32)
-      refused("table 'b': compute kernel 3, allowed: dense, fused, quant", {}, 3)
+      refused("table 'b': compute kernel 3, allowed: fused, dense, quant", {}, 3)
       refused("table 'b': weights of dtype i64", {}, nil, C.PERI_I64)
     end)
   end)

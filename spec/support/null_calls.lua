@@ -5,7 +5,8 @@
 -- From call number FIRST on it prints "call NUMBER FUNCTION without WHAT", calls, and prints "STATUS MESSAGE", or "0 " for a function that
 -- says no error. The last line is "end".
 local ffi = require "ffi"
-local C = require("perilune.ffi").C
+local P = require "perilune.ffi"
+local C = P.C
 
 local numbers, dtypes = { 0, 1, 2 }, { C.PERI_F32, C.PERI_I64 }
 local ROOM = 65536 -- bytes for a structure, an array, or what a function returns
@@ -37,38 +38,39 @@ local function objects(dtype)
   add("device", function(out) return C.peri_device_get("cpu", out) end)
   add("stream", function(out) return C.peri_stream_new(o.device, out) end)
   add("event", function(out) return C.peri_event_new(o.device, out) end)
-  add("group", function(out) return C.peri_comm_open(ffi.new("peri_comm_config", { transport = "self", size = 1 }), out) end)
+  add("group", function(out) return C.peri_comm_open(P.struct("peri_comm_config", { transport = "self", world_size = 1 }), out) end)
   o.tensor = tensor(dtype, 2)
   add("keys", function(out) return C.peri_keys_new(names, 1, out) end)
   local jagged = { keys = o.keys, values = tensor(C.PERI_I64, 1), lengths = tensor(C.PERI_I64, 1), stride = 2 }
-  add("kjt", function(out) return C.peri_kjt_new(ffi.new("peri_kjt_args", jagged), out) end)
+  add("kjt", function(out) return C.peri_kjt_new(P.struct("peri_kjt_args", jagged), out) end)
   jagged.keys, jagged.stride = nil, nil
-  add("jt", function(out) return C.peri_jt_new(ffi.new("peri_jt_args", jagged), out) end)
+  add("jt", function(out) return C.peri_jt_new(P.struct("peri_jt_args", jagged), out) end)
   add("kt", function(out) return C.peri_kt_new(o.keys, sizes, 1, tensor(C.PERI_F32, 2), out) end)
   local one = ffi.new("peri_kt *[1]", o.kt)
   add("regroup", function(out) return C.peri_regroup_new(one, 1, ffi.new("peri_keys *[1]", o.keys), 1, out) end)
-  add("codec", function(out) return C.peri_codec_new(ffi.new("peri_codec_config", { format = C.PERI_CODEC_FP16 }), out) end)
+  add("codec", function(out) return C.peri_codec_new(P.struct("peri_codec_config", { format = C.PERI_CODEC_FP16 }), out) end)
   add("codec_context", function(out) return C.peri_codec_context_new(o.codec, sizes, 1, out) end)
   local leaf = ffi.new("peri_tensor *[1]", tensor(C.PERI_F32, 2))
   assert(C.peri_tensor_requires_grad(leaf[0], true) == 0)
-  local sgd = ffi.new "peri_optim_args"
+  local sgd = P.struct "peri_optim_args"
   assert(C.peri_optim_defaults(C.PERI_OPTIM_SGD, sgd) == 0)
   add("optim", function(out) return C.peri_optim_new(sgd, leaf, 1, out) end)
   add("reducer", function(out) return C.peri_reducer_new(o.group, leaf, 1, 1024, out) end)
   local root = made("tensor", function(out) return C.peri_op_sum(leaf[0], ffi.new "int32_t[1]", 0, false, out) end)
   add("backward", function(out) return C.peri_backward_new(ffi.new("peri_tensor *[1]", root), nil, 1, out) end)
   add("work", function(out) return C.peri_coll_barrier(o.group, 0, out) end)
-  local table_ = keep(ffi.new("peri_table_config[1]", { { name = "t", rows = 4, cols = 4 } }))
-  local c = ffi.new("peri_tbe_config", { device = o.device, dtype = C.PERI_F32, n_tables = 1, tables = table_, n_features = 1 })
-  c.features = names
-  assert(C.peri_tbe_optimizer_default(C.PERI_TBE_SGD, c.optimizer) == 0)
+  local table_, optimizer = keep(P.structs("peri_table_config", 1)), keep(P.struct "peri_tbe_optimizer")
+  table_[0].name, table_[0].rows, table_[0].cols = "t", 4, 4
+  local c = P.struct("peri_tbe_config", { device = o.device, dtype = C.PERI_F32, n_tables = 1, tables = table_, n_features = 1 })
+  c.features, c.optimizer = names, optimizer
+  assert(C.peri_tbe_optimizer_default(C.PERI_TBE_SGD, optimizer) == 0)
   add("tbe", function(out) return C.peri_tbe_new(c, out) end)
   add("tbe_blocks", function(out) return C.peri_tbe_blocks_new(o.tbe, ffi.new("peri_tbe_block[1]", { { bags = 1 } }), 1, out) end)
   local input = ffi.new("peri_tbe_input", { ids = tensor(C.PERI_I64, 1), offsets = tensor(C.PERI_I64, 1), blocks = o.tbe_blocks })
   add("tbe_batch", function(out) return C.peri_tbe_batch_new(o.tbe, input, out) end)
   add("batch", function(out) return C.peri_batch_new(1, 1, 2, 2, out) end)
   add("logistic", function(out)
-    return C.peri_logistic_new(ffi.new("peri_logistic_options", { table_rows = sizes, dense_features = 1, sparse_features = 1,
+    return C.peri_logistic_new(P.struct("peri_logistic_options", { table_rows = sizes, dense_features = 1, sparse_features = 1,
       learning_rate = 1 }), out)
   end)
   return o

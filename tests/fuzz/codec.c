@@ -35,7 +35,7 @@ static peri_tensor *message(peri_device *device, int32_t dtype, int64_t n)
 
 static int64_t numel(const peri_tensor *t)
 {
-    peri_tensor_desc desc;
+    peri_tensor_desc desc = {.size = sizeof desc};
     peri_tensor_describe(t, &desc);
     return desc.numel;
 }
@@ -68,7 +68,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     left = size;
     require(peri_device_get("cpu", &device) == PERI_OK, "the device");
     int64_t objects = peri_mem_objects(), splits[MOST];
-    peri_codec_config config = {.format = (int32_t)pick(PERI_CODEC_COUNT), .seed = (uint64_t)pick(256)};
+    peri_codec_config config = {.size = sizeof config, .format = (int32_t)pick(PERI_CODEC_COUNT), .seed = (uint64_t)pick(256)};
     if (pick(4) == 0) config.format = (int32_t)odd();
     if (pick(2)) config.rounding = (int32_t)pick(6);
     if (pick(2)) config.row_dim = pick(4) ? pick(70) : odd();

@@ -172,7 +172,7 @@ static void judge(scene *s, peri_tensor *out)
     static float g[IDS * COLS];
     int64_t lines = s->a.mode == PERI_BAG_NONE ? s->n : s->bags;
     peri_tensor *upstream, *grad = NULL;
-    peri_tensor_desc desc;
+    peri_tensor_desc desc = {.size = sizeof desc};
     memset(rows, 0, sizeof rows);
     memset(weights, 0, sizeof weights);
     peri_tensor_describe(out, &desc);

@@ -63,7 +63,7 @@ static void judge(peri_status status, peri_tensor **out, int count)
         return;
     }
     for (int i = 0; i < count; i++) {
-        peri_tensor_desc d;
+        peri_tensor_desc d = {.size = sizeof d};
         if (!out[i]) continue;
         peri_tensor_describe(out[i], &d);
         int64_t size = d.numel * peri_dtype_size(d.dtype);
@@ -75,7 +75,7 @@ static void judge(peri_status status, peri_tensor **out, int count)
 
 static int64_t rows_of(const peri_tensor *t)
 {
-    peri_tensor_desc d;
+    peri_tensor_desc d = {.size = sizeof d};
     peri_tensor_describe(t, &d);
     return d.ndim ? d.shape[0] : 1;
 }
@@ -109,7 +109,7 @@ static void permuting(void)
 static int64_t said(peri_tensor *offsets, int64_t total)
 {
     char host[8 * (MOST + 2)];
-    peri_tensor_desc d;
+    peri_tensor_desc d = {.size = sizeof d};
     peri_tensor_describe(offsets, &d);
     require(peri_tensor_read(offsets, host, d.numel * peri_dtype_size(d.dtype)) == PERI_OK, "offsets that cannot be read");
     int64_t last = d.numel == 0 ? 0 : d.dtype == PERI_I32 ? ((int32_t *)(void *)host)[d.numel - 1] : ((int64_t *)(void *)host)[d.numel - 1];

@@ -99,7 +99,8 @@ static void choose_tables(scene *s)
     static const int32_t dtypes[] = {PERI_F32, PERI_F32, PERI_F16, PERI_BF16, PERI_ROWS_INT8, PERI_ROWS_INT8_HALF, PERI_ROWS_FP8,
                                      PERI_ROWS_INT4, PERI_ROWS_INT2};
     peri_tbe_config *c = &s->config;
-    *c = (peri_tbe_config){.device = device, .dtype = dtypes[pick(9)], .bounds_check = (int32_t)pick(4), .n_tables = 1 + pick(TABLES),
+    *c = (peri_tbe_config){.size = sizeof(peri_tbe_config),
+                           .device = device, .dtype = dtypes[pick(9)], .bounds_check = (int32_t)pick(4), .n_tables = 1 + pick(TABLES),
                            .tables = s->table, .n_features = 4, .features = features, .seed = 7};
     bool rows_of_bytes = c->dtype >= PERI_ROWS_INT8;
     fine(peri_tbe_optimizer_default(rows_of_bytes ? PERI_TBE_NONE : (int32_t)pick(14), &c->optimizer), "an optimizer");
@@ -111,7 +112,8 @@ static void choose_tables(scene *s)
     }
     c->optimizer.exact = !rows_of_bytes && c->optimizer.kind != PERI_TBE_SHAMPOO && pick(4) == 3;
     for (int64_t t = 0; t < c->n_tables; t++) {
-        s->table[t] = (peri_table_config){.name = names[t], .rows = pick(ROWS + 1), .cols = cols[pick(14)], .pooling = (int32_t)pick(3),
+        s->table[t] = (peri_table_config){.size = sizeof(peri_table_config),
+                                          .name = names[t], .rows = pick(ROWS + 1), .cols = cols[pick(14)], .pooling = (int32_t)pick(3),
                                           .init = PERI_INIT_NONE};
         if (c->optimizer.kind == PERI_TBE_SHAMPOO) s->table[t].cols = 1 + pick(8);
         if (c->optimizer.kind == PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD) s->table[t].cols += s->table[t].cols % 2;
@@ -303,7 +305,7 @@ static void copy_input(const scene *s, copies *c, bool compare)
 {
     peri_tensor *t[4] = {s->in.ids, s->in.offsets, s->in.weights, s->in.scale};
     for (int i = 0; i < 4; i++) {
-        peri_tensor_desc d;
+        peri_tensor_desc d = {.size = sizeof d};
         if (!t[i]) continue;
         peri_tensor_describe(t[i], &d);
         if (compare) same_bytes(t[i], c->bytes[i], c->size[i], "an input that was rewritten");
@@ -337,7 +339,7 @@ static void judge_status(const scene *s, peri_status status)
 static void judge_output(const scene *s, peri_tensor *out, const expected *want, int64_t n)
 {
     peri_tensor *wide = NULL;
-    peri_tensor_desc d;
+    peri_tensor_desc d = {.size = sizeof d};
     static float got[ROOM];
     peri_tensor_describe(out, &d);
     fine(peri_tensor_to(out, PERI_F32, NULL, &wide), "a cast");
@@ -542,7 +544,8 @@ static void judge_files(scene *s, int64_t extent)
     peri_tbe *tbe[2] = {NULL, NULL};
     peri_tensor *grad = gradient_of(s, extent, &g);
     for (int64_t t = 0; t < s->config.n_tables; t++) {
-        cache[t] = (peri_cache_params){.load_factor = pick(2) ? 1 : 0.5, .algorithm = (int32_t)pick(2), .ways = (int32_t)pick(6) - 1};
+        cache[t] = (peri_cache_params){.size = sizeof(peri_cache_params),
+                                       .load_factor = pick(2) ? 1 : 0.5, .algorithm = (int32_t)pick(2), .ways = (int32_t)pick(6) - 1};
         s->table[t].init = PERI_INIT_DEFAULT;
     }
     for (int i = 0; i < 2; i++) {

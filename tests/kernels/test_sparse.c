@@ -89,7 +89,7 @@ static void segments(void **unused)
                                      .offsets_dtype = o};
         a.out = room(n * size);
         compare("segments", PERI_K_segment_sum, &a, n, (output[]){OUTPUT(a.out, n * size)}, 1);
-        if (dtype > PERI_F32 || n == 0) {
+        if (dtype > PERI_F64 || n == 0) {
             drop_all(NULL);
             continue;
         }

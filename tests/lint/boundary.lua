@@ -112,6 +112,16 @@ local function documented(ctx)
   return complaints
 end
 
+--- Functions, structures and constants that programs of the last release rely on: runtime/gen/contract.lua.
+local function contract(ctx)
+  local check = "luajit runtime/gen/contract.lua check %s/lua/perilune/cdef.lua runtime/include/perilune runtime/gen/contract.txt"
+  local complaints = ctx.lines(check:format(ctx.build))
+  for i, complaint in ipairs(complaints) do
+    complaints[i] = ("%s: undo it, or raise PERI_ABI_VERSION and record the contract (make contract)"):format(complaint)
+  end
+  return complaints
+end
+
 local function prefixed(ctx)
   -- Internal symbols are hidden and named peri__*; what a static library leaks into its host must carry the prefix too.
   local complaints = {}
@@ -125,5 +135,5 @@ end
 return {
   { "public headers are cdef-clean", clean_headers }, { "exported symbols = cdef = public headers", exported },
   { "public functions are documented", documented }, { "plugins export their entry only", plugins },
-  { "global symbols carry the prefix", prefixed },
+  { "global symbols carry the prefix", prefixed }, { "programs of the last release go on", contract },
 }

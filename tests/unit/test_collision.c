@@ -33,7 +33,7 @@ static peri_tensor *ints(const int64_t *x, int64_t n)
 
 static int64_t read_all(peri_tensor *t, int64_t *x, int64_t most)
 {
-    peri_tensor_desc d;
+    peri_tensor_desc d = {.size = sizeof d};
     peri_tensor_describe(t, &d);
     assert_true(d.numel <= most);
     assert_ok(peri_tensor_read(t, x, 8 * d.numel));
@@ -223,7 +223,7 @@ static void mch(void **unused)
 {
     (void)unused;
     for (int variant = 0; variant < 54; variant++) {
-        peri_collision_config a = {.name = "t", .rows = ROWS, .kind = PERI_COLLISION_MCH, .buckets = variant % 2 ? 4 : 1,
+        peri_collision_config a = {.size = sizeof a, .name = "t", .rows = ROWS, .kind = PERI_COLLISION_MCH, .buckets = variant % 2 ? 4 : 1,
                                    .policy = PERI_EVICT_LFU + variant % 3, .decay_exponent = variant / 3 % 2 ? 1 : 2,
                                    .eviction_interval = 1 + variant / 6 % 3, .filter = variant / 18, .filter_arg = 0.9,
                                    .spread = variant % 4 == 1 ? PERI_SPREAD_MODULO : PERI_SPREAD_HASH,
@@ -265,7 +265,7 @@ static void mch(void **unused)
                 m.begun = m.iteration;
             }
         }
-        peri_collision_stats s;
+        peri_collision_stats s = {.size = sizeof s};
         assert_ok(peri_device_synchronize(device));
         assert_ok(peri_collision_statistics(shuffled, &s));
         assert_int_equal(s.ids, s.hits + s.missed);
@@ -285,7 +285,8 @@ static void parts(void **unused)
     (void)unused;
     for (int variant = 0; variant < 24; variant++) {
         int64_t ttl = 2 + variant % 4;
-        peri_collision_config a = {.name = "t", .rows = ROWS, .kind = variant % 4 != 0, .buckets = 4, .max_probe = variant % 2 ? 3 : 0,
+        peri_collision_config a = {.size = sizeof a,
+                                   .name = "t", .rows = ROWS, .kind = variant % 4 != 0, .buckets = 4, .max_probe = variant % 2 ? 3 : 0,
                                    .on_miss = PERI_MISS_DROP, .ttl = &ttl, .n_ttl = variant % 4 == 1 || variant % 4 == 2};
         a.policy = (int[]){PERI_EVICT_LRU, PERI_EVICT_TTL, PERI_EVICT_PROBE_LRU, PERI_EVICT_NONE}[variant % 4];
         peri_collision *whole, *part[2];
@@ -329,7 +330,8 @@ static void hash_maps(void **unused)
     (void)unused;
     for (int variant = 0; variant < 12; variant++) {
         int64_t ttl = 2 + variant % 3, rows_of = variant % 2 ? 24 : ROWS;
-        peri_collision_config a = {.name = "t", .rows = rows_of, .kind = PERI_COLLISION_HASH, .buckets = 1 + variant % 3, .max_probe = 4,
+        peri_collision_config a = {.size = sizeof a,
+                                   .name = "t", .rows = rows_of, .kind = PERI_COLLISION_HASH, .buckets = 1 + variant % 3, .max_probe = 4,
                                    .on_miss = PERI_MISS_DROP, .ttl = &ttl, .n_ttl = variant % 3 > 0,
                                    .policy = (int[]){PERI_EVICT_NONE, PERI_EVICT_TTL, PERI_EVICT_PROBE_LRU}[variant % 3]};
         peri_collision *c;
@@ -371,7 +373,8 @@ static void features(void **unused)
     (void)unused;
     const int64_t ttl[] = {1, 5, 1};
     const bool read_only[] = {false, false, true};
-    peri_collision_config a = {.name = "t", .rows = 64, .kind = PERI_COLLISION_HASH, .buckets = 1, .on_miss = PERI_MISS_DROP,
+    peri_collision_config a = {.size = sizeof a,
+                               .name = "t", .rows = 64, .kind = PERI_COLLISION_HASH, .buckets = 1, .on_miss = PERI_MISS_DROP,
                                .max_probe = 64, .policy = PERI_EVICT_TTL, .n_features = 3, .ttl = ttl, .n_ttl = 3, .read_only = read_only};
     peri_collision *c;
     assert_ok(peri_collision_new(device, &a, &c));
@@ -392,7 +395,7 @@ static void features(void **unused)
         peri_tensor_release(t);
     }
     for (int r = 0; r < 64; r++) assert_int_equal(expiry[r], identity[r] == 1 ? 101 : identity[r] == 2 || identity[r] == 3 ? 105 : -1);
-    peri_collision_stats s;
+    peri_collision_stats s = {.size = sizeof s};
     assert_ok(peri_device_synchronize(device));
     assert_ok(peri_collision_statistics(c, &s));
     assert_int_equal(s.ids, 6);
@@ -413,7 +416,7 @@ static void features(void **unused)
 static void scores(void **unused)
 {
     (void)unused;
-    peri_collision_config a = {.name = "t", .rows = ROWS, .buckets = 2, .policy = PERI_EVICT_LFU, .eviction_interval = 2};
+    peri_collision_config a = {.size = sizeof a, .name = "t", .rows = ROWS, .buckets = 2, .policy = PERI_EVICT_LFU, .eviction_interval = 2};
     peri_collision *lfu, *user;
     assert_ok(peri_collision_new(device, &a, &lfu));
     a.policy = PERI_EVICT_USER;
@@ -452,7 +455,7 @@ static void refused(void **unused)
 {
     (void)unused;
     peri_collision *c;
-    peri_collision_config a = {.name = "shop", .rows = 10, .policy = PERI_EVICT_LFU};
+    peri_collision_config a = {.size = sizeof a, .name = "shop", .rows = 10, .policy = PERI_EVICT_LFU};
     a.buckets = 11;
     assert_fails(peri_collision_new(device, &a, &c), PERI_EINVAL, "table 'shop': buckets 11, allowed: 1 to 10");
     a.buckets = 2;
@@ -547,7 +550,7 @@ static void refuses_number(peri_collision *c, const char *name, int64_t place, i
     int64_t kept[64], seen[64];
     int32_t n = states_of(c, names, t), at = 0;
     while (strcmp(names[at], name)) at++;
-    peri_tensor_desc d;
+    peri_tensor_desc d = {.size = sizeof d};
     peri_tensor_describe(t[at], &d);
     int64_t size = peri_dtype_size(d.dtype), bytes = d.numel * size;
     assert_true(bytes <= (int64_t)sizeof kept);
@@ -573,7 +576,8 @@ static void impossible(void **unused)
     (void)unused;
     peri_collision *c;
     int64_t rows[3], ids[] = {0, 1, 2};
-    peri_collision_config a = {.name = "shop", .rows = 8, .buckets = 2, .spread = PERI_SPREAD_MODULO, .policy = PERI_EVICT_DISTANCE_LFU};
+    peri_collision_config a = {.size = sizeof a,
+                               .name = "shop", .rows = 8, .buckets = 2, .spread = PERI_SPREAD_MODULO, .policy = PERI_EVICT_DISTANCE_LFU};
     assert_ok(peri_collision_new(device, &a, &c));
     for (int i = 0; i < 3; i++) remap(c, ids, 3, true, rows);
     const char *last = "_mch_last_access_iter";
@@ -587,7 +591,8 @@ static void impossible(void **unused)
     assert_fails(peri_collision_remap(c, NULL, 1, true, &out), PERI_EINVAL, "ids");
     peri_collision_release(c);
 
-    peri_collision_config h = {.name = "shop", .rows = 8, .kind = PERI_COLLISION_HASH, .buckets = 2, .spread = PERI_SPREAD_MODULO,
+    peri_collision_config h = {.size = sizeof h,
+                               .name = "shop", .rows = 8, .kind = PERI_COLLISION_HASH, .buckets = 2, .spread = PERI_SPREAD_MODULO,
                                .policy = PERI_EVICT_TTL, .n_ttl = 1, .ttl = (int64_t[]){INT32_MAX}};
     assert_ok(peri_collision_new(device, &h, &c));
     refuses_number(c, "_hash_zch_metadata", 5, -5, "bucket 1: row 5, without an id: _hash_zch_metadata is -5, allowed: -1 to 2147483647");
@@ -600,7 +605,7 @@ static void impossible(void **unused)
     peri_collision_release(c);
 
     for (int kind = PERI_COLLISION_MCH; kind <= PERI_COLLISION_HASH; kind++) {
-        peri_collision_config b = {.name = "shop", .rows = 8, .kind = kind, .n_ttl = 2,
+        peri_collision_config b = {.size = sizeof b, .name = "shop", .rows = 8, .kind = kind, .n_ttl = 2,
                                    .policy = kind == PERI_COLLISION_MCH ? PERI_EVICT_LFU : PERI_EVICT_NONE};
         assert_fails(peri_collision_new(device, &b, &c), PERI_EINVAL, "table 'shop': ttl is missing");
         b.n_features = 2;

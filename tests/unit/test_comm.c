@@ -29,7 +29,7 @@ static void open_world(int32_t n, peri_group **group)
     char job[32];
     snprintf(job, sizeof job, "test %d", ++worlds);
     for (int32_t i = 0; i < n; i++) {
-        peri_comm_config config = {.transport = "sim", .job = job, .rank = i, .size = n, .timeout_s = 20};
+        peri_comm_config config = {.size = sizeof config, .transport = "sim", .job = job, .rank = i, .world_size = n, .timeout_s = 20};
         assert_ok(peri_comm_open(&config, &group[i]));
     }
 }
@@ -336,7 +336,7 @@ static peri_status life(peri_device *d)
     int64_t count = 10;
     int32_t ranks[2] = {1, 0};
     for (int32_t i = 0; i < 2; i++) {
-        peri_comm_config config = {.transport = "sim", .job = job, .rank = i, .size = 2, .timeout_s = 20};
+        peri_comm_config config = {.size = sizeof config, .transport = "sim", .job = job, .rank = i, .world_size = 2, .timeout_s = 20};
         PERI_TRY_GOTO(peri_comm_open(&config, &group[i]), out);
         PERI_TRY_GOTO(peri_tensor_full(d, PERI_F32, 1, &count, 1, &t[i]), out);
         PERI_TRY_GOTO(peri_group_new(group[i], ranks, 2, "pair", &pair[i]), out);
@@ -399,7 +399,7 @@ static peri_status lists_life(peri_device *d)
     peri_tpu_all_to_all_args blocks = {.group_assignment = row, .groups = 1, .replicas = 2, .split_dimension = 1, .split_count = 2};
     snprintf(job, sizeof job, "lists %d", ++worlds);
     for (int32_t i = 0; i < 2; i++) {
-        peri_comm_config config = {.transport = "sim", .job = job, .rank = i, .size = 2, .timeout_s = 20};
+        peri_comm_config config = {.size = sizeof config, .transport = "sim", .job = job, .rank = i, .world_size = 2, .timeout_s = 20};
         PERI_TRY_GOTO(peri_comm_open(&config, &group[i]), out);
         for (int32_t k = 0; k < 2; k++) {
             PERI_TRY_GOTO(peri_tensor_full(d, PERI_F32, 2, square, 1 + i, &in[2 * i + k]), out);
@@ -447,7 +447,7 @@ static peri_status reducer_life(peri_device *d)
     PERI_TRY_GOTO(peri_tensor_full(d, PERI_F32, 1, &count, 1, &other), out);
     PERI_TRY_GOTO(peri_tensor_requires_grad(other, true), out);
     for (int32_t i = 0; i < 2; i++) {
-        peri_comm_config config = {.transport = "sim", .job = job, .rank = i, .size = 2, .timeout_s = 20};
+        peri_comm_config config = {.size = sizeof config, .transport = "sim", .job = job, .rank = i, .world_size = 2, .timeout_s = 20};
         PERI_TRY_GOTO(peri_comm_open(&config, &group[i]), out);
         PERI_TRY_GOTO(peri_tensor_full(d, PERI_F32, 1, &count, 1, &leaf[i]), out);
         PERI_TRY_GOTO(peri_tensor_requires_grad(leaf[i], true), out);
@@ -589,11 +589,11 @@ static void groups_answer(void **state)
     peri_group *group[4], *sub = NULL;
     char job[] = "answers", reason[64];
     for (int32_t i = 0; i < 4; i++) {
-        peri_comm_config config = {.transport = "sim", .job = job, .rank = i, .size = 4, .local_size = 2};
+        peri_comm_config config = {.size = sizeof config, .transport = "sim", .job = job, .rank = i, .world_size = 4, .local_size = 2};
         assert_ok(peri_comm_open(&config, &group[i]));
     }
-    peri_comm_config taken = {.transport = "sim", .job = job, .rank = 1, .size = 4},
-                     other = {.transport = "sim", .job = job, .rank = 1, .size = 5};
+    peri_comm_config taken = {.size = sizeof taken, .transport = "sim", .job = job, .rank = 1, .world_size = 4},
+                     other = {.transport = "sim", .job = job, .rank = 1, .world_size = 5};
     assert_fails(peri_comm_open(&taken, &sub), PERI_EINVAL, "rank 1 of world 'answers' is taken");
     assert_fails(peri_comm_open(&other, &sub), PERI_EMISMATCH, "has 4 ranks, rank 1 says 5");
     assert_null(sub);

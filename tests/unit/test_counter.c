@@ -8,7 +8,7 @@
 
 static peri_tbe_optimizer defaults(int32_t kind)
 {
-    peri_tbe_optimizer o;
+    peri_tbe_optimizer o = {.size = sizeof o};
     assert_ok(peri_tbe_optimizer_default(kind, &o));
     return o;
 }
@@ -17,8 +17,8 @@ static peri_status make(const peri_tbe_optimizer *o)
 {
     peri_device *device;
     assert_ok(peri_device_get("cpu", &device));
-    peri_table_config table = {.name = "a", .rows = 3, .cols = 2};
-    peri_tbe_config config = {.device = device, .n_tables = 1, .tables = &table, .dtype = PERI_F32, .optimizer = *o};
+    peri_table_config table = {.size = sizeof table, .name = "a", .rows = 3, .cols = 2};
+    peri_tbe_config config = {.size = sizeof config, .device = device, .n_tables = 1, .tables = &table, .dtype = PERI_F32, .optimizer = *o};
     peri_tbe *tbe = NULL;
     peri_status status = peri_tbe_new(&config, &tbe);
     peri_tbe_release(tbe);
@@ -32,7 +32,7 @@ static void defaults_are_accepted(void **state)
         peri_tbe_optimizer o = defaults(kind);
         assert_ok(make(&o));
     }
-    peri_tbe_optimizer o;
+    peri_tbe_optimizer o = {.size = sizeof o};
     assert_fails(peri_tbe_optimizer_default(PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER + 1, &o), PERI_EINVAL, "kind 14, allowed: 0..13");
     o = defaults(PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER);
     o.weight_decay_mode = PERI_DECAY_COWCLIP;

@@ -115,7 +115,7 @@ static void try_passes_pending_and_returns_errors(void **state)
 static void dtypes_have_sizes_and_names(void **state)
 {
     (void)state;
-    static const int sizes[PERI_DTYPE_COUNT] = {8, 4, 2, 2, 8, 4, 2, 1, 1, 1, 8, 16};
+    static const int sizes[PERI_DTYPE_COUNT] = {4, 8, 2, 2, 8, 4, 2, 1, 1, 1, 8, 16};
     for (int32_t d = 0; d < PERI_DTYPE_COUNT; d++) {
         assert_int_equal(peri_dtype_size(d), sizes[d]);
         assert_int_equal(peri_dtype_parse(peri_dtype_name(d)), d);

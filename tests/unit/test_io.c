@@ -21,7 +21,8 @@ static const int32_t least[3] = {0, 1, 2}, most[3] = {3, 1, 2};
 
 static peri_synthetic_options synthetic(void)
 {
-    return (peri_synthetic_options){.table_rows = rows, .bag_min = least, .bag_max = most, .dense_features = 2, .sparse_features = 3,
+    return (peri_synthetic_options){.size = sizeof(peri_synthetic_options),
+                                    .table_rows = rows, .bag_min = least, .bag_max = most, .dense_features = 2, .sparse_features = 3,
                                     .seed = 4, .alpha = 1.05, .signal = 1, .interaction = 1};
 }
 
@@ -29,7 +30,8 @@ static const char text[] = "1\t5\t\t1f\t\t3\n0\t\t-7\t2\t4\t\n1\t1\t2\t3\t4\t5\n
 
 static peri_criteo_options criteo(void)
 {
-    return (peri_criteo_options){.path = "text", .table_rows = rows, .dense_features = 2, .sparse_features = 3, .dense = PERI_DENSE_LOG,
+    return (peri_criteo_options){.size = sizeof(peri_criteo_options),
+                                 .path = "text", .table_rows = rows, .dense_features = 2, .sparse_features = 3, .dense = PERI_DENSE_LOG,
                                  .world = 1, .batch_rows = 2, .end = 1};
 }
 
@@ -77,7 +79,7 @@ static peri_status read_criteo_file(void)
 static peri_status train_logistic(void)
 {
     peri_synthetic_options o = synthetic();
-    peri_logistic_options lo = {.table_rows = rows, .dense_features = 2, .sparse_features = 3, .learning_rate = 0.1};
+    peri_logistic_options lo = {.size = sizeof lo, .table_rows = rows, .dense_features = 2, .sparse_features = 3, .learning_rate = 0.1};
     peri_logistic *m = NULL;
     peri_batch *b = NULL;
     double loss;

@@ -5,10 +5,12 @@
  */
 #include "tests/harness/check.h"
 
+#include "kernels/kernels.h"
 #include "runtime/plugin/internal.h"
 
 #include <libgen.h>
-#include <perilune/device.h>
+#include <perilune/ops.h>
+#include <perilune/sparse.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -28,9 +30,9 @@ static void built_in_backends_are_there(void **state)
     (void)state;
     const peri_device_vtab *device = NULL;
     const peri_coll_vtab *coll = NULL;
-    assert_ok(peri__plugin_device("cpu", &device));
+    assert_ok(peri__plugin_device("cpu", &device, NULL));
     assert_string_equal(device->name, "cpu");
-    assert_ok(peri__plugin_device("opaque", &device));
+    assert_ok(peri__plugin_device("opaque", &device, NULL));
     assert_ok(peri__plugin_coll("self", &coll));
     assert_string_equal(coll->name, "self");
 }
@@ -42,7 +44,7 @@ static void names_cannot_be_paths(void **state)
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         const peri_device_vtab *device = NULL;
         const peri_coll_vtab *coll = NULL;
-        assert_int_equal(peri__plugin_device(bad[i], &device), PERI_ENOTFOUND);
+        assert_int_equal(peri__plugin_device(bad[i], &device, NULL), PERI_ENOTFOUND);
         assert_int_equal(peri__plugin_coll(bad[i], &coll), PERI_ENOTFOUND);
         assert_null(device);
         assert_null(coll);
@@ -70,33 +72,79 @@ static void other_contracts_are_refused(void **state)
     const peri_coll_vtab *coll = NULL;
     setenv("PERI_PLUGIN_PATH", folder, 1);
     for (int twice = 0; twice < 2; twice++) { /* remembered or not */
-        assert_fails(peri__plugin_device("bad_abi", &device), PERI_EUNSUPPORTED, "built for another version of Perilune (contract 42");
-        assert_fails(peri__plugin_coll("bad_abi", &coll), PERI_EUNSUPPORTED, "of 16 bytes");
-        assert_fails(peri__plugin_device("no_entry", &device), PERI_EUNSUPPORTED, "libperilune_no_entry.so has no peri_device_entry_v1");
+        assert_fails(peri__plugin_device("bad_abi", &device, NULL), PERI_EUNSUPPORTED,
+                     "built for another version of Perilune (it needs contract 42");
+        assert_fails(peri__plugin_coll("bad_abi", &coll), PERI_EUNSUPPORTED, "a table of 16 bytes");
+        assert_fails(peri__plugin_device("no_entry", &device, NULL), PERI_EUNSUPPORTED,
+                     "libperilune_no_entry.so has no peri_device_entry_v1");
         assert_fails(peri__plugin_coll("refusing", &coll), PERI_EUNSUPPORTED, "refused this version");
     }
     assert_null(device);
     assert_null(coll);
 }
 
-static void another_list_of_kernels_is_refused(void **state)
+/** other_list has kernels that the library has not, others in another order, and one whose arguments have another size. */
+static void kernels_are_known_by_their_names(void **state)
 {
     (void)state;
     const peri_device_vtab *device = NULL;
+    const int32_t *work = NULL;
     peri_device *opened = NULL;
     setenv("PERI_PLUGIN_PATH", folder, 1);
-    for (int twice = 0; twice < 2; twice++) {
-        assert_fails(peri__plugin_device("stale_order", &device), PERI_EUNSUPPORTED, "'stale_order': built with another list of kernels");
-        assert_fails(peri__plugin_device("stale_size", &device), PERI_EUNSUPPORTED, "'stale_size': built with another list of kernels");
+    assert_ok(peri__plugin_device("own_way", &device, &work)); /* built with the list of today */
+    for (int32_t i = 0; i < PERI_WORK_COUNT; i++) assert_int_equal(work[i], i == PERI_KERNEL_COUNT ? -1 : i);
+    assert_ok(peri__plugin_device("cpu", &device, &work));
+    assert_null(work);
+    assert_ok(peri__plugin_device("other_list", &device, &work));
+    int32_t n;
+    const peri_work_entry *own = peri_work_list(&n);
+    int moved = 0, there = 0;
+    for (int32_t i = 0; i < PERI_WORK_COUNT; i++) {
+        int32_t count;
+        const peri_work_entry *theirs = device->work(&count);
+        if (work[i] < 0) continue;
+        assert_string_equal(theirs[work[i]].name, own[i].name);
+        moved += work[i] != i;
+        there++;
     }
-    const peri_coll_vtab *coll = NULL;
-    assert_fails(peri__plugin_coll("stale_order", &coll), PERI_EUNSUPPORTED, "transport 'stale_order': built with another list of kernels");
-    assert_null(coll);
-    assert_fails(peri_device_get("stale_order", &opened), PERI_EUNSUPPORTED, "build it again with the headers of this version");
-    assert_null(device);
-    assert_null(opened);
-    assert_ok(peri__plugin_device("own_way", &device)); /* built with the list of today */
-    assert_string_equal(device->name, "own_way");
+    assert_int_equal(there, PERI_WORK_COUNT - 3); /* less the gap between kernels and operations, cumsum, and the kernel that is gone */
+    assert_true(moved > 50);
+    assert_int_equal(work[PERI_OP_cumsum], -1);
+    assert_int_equal(work[PERI_K_cache_fill], -1);
+
+    /* What it is asked to run is what was meant. */
+    const int64_t shape[1] = {5};
+    peri_tensor *t = NULL, *sums = NULL;
+    double x = 0;
+    assert_ok(peri_device_get("other_list", &opened));
+    assert_ok(peri_tensor_full(opened, PERI_F32, 1, shape, 2.5, &t));
+    assert_ok(peri_op_affine(t, 2, 1, &sums));
+    assert_ok(peri_tensor_item(sums, 4, &x));
+    assert_true(x == 6);
+    peri_tensor_release(sums);
+    sums = NULL;
+    peri_tensor *lengths = NULL;
+    assert_ok(peri_tensor_full(opened, PERI_I64, 1, shape, 1, &lengths));
+    assert_fails(peri_sparse_cumsum(lengths, PERI_CUMSUM_COMPLETE, &sums), PERI_EUNSUPPORTED, "device other_list has no operation cumsum");
+    peri_tensor_release(lengths);
+    peri_tensor_release(t);
+}
+
+/** A backend says the lowest contract that it needs; the members that it does not have are NULL, those that the core does not know are not
+ *  looked at. */
+static void contracts_from_the_lowest_on_are_taken(void **state)
+{
+    (void)state;
+    const peri_device_vtab *device = NULL;
+    setenv("PERI_PLUGIN_PATH", folder, 1);
+    assert_ok(peri__plugin_device("short_table", &device, NULL));
+    assert_int_equal(device->size, PERI_DEVICE_SIZE_LOWEST);
+    assert_non_null(device->probe);
+    assert_null(device->seed);
+    assert_null(device->trim); /* in the plugin's memory something else lies there */
+    assert_ok(peri__plugin_device("long_table", &device, NULL));
+    assert_int_equal(device->size, sizeof *device + 16);
+    assert_null(device->trim);
 }
 
 static void a_file_that_is_no_library_is_named(void **state)
@@ -110,7 +158,7 @@ static void a_file_that_is_no_library_is_named(void **state)
     fputs("no ELF file\n", file);
     fclose(file);
     setenv("PERI_PLUGIN_PATH", folder, 1);
-    peri_status status = peri__plugin_device("text", &device);
+    peri_status status = peri__plugin_device("text", &device, NULL);
     unlink(path);
     assert_int_equal(status, PERI_ENOTFOUND);
     assert_non_null(strstr(peri_error_message(), "libperilune_text.so"));
@@ -144,7 +192,7 @@ static void the_path_is_searched_in_order_and_relative_folders_never(void **stat
     const peri_device_vtab *device = NULL;
     snprintf(path, sizeof path, ":.:/nonexistent:%s:", folder);
     setenv("PERI_PLUGIN_PATH", path, 1);
-    assert_fails(peri__plugin_device("bad_abi", &device), PERI_EUNSUPPORTED, "contract 42");
+    assert_fails(peri__plugin_device("bad_abi", &device, NULL), PERI_EUNSUPPORTED, "contract 42");
     /* From inside the folder, "." and "" would find it. */
     char before[4096];
     assert_non_null(getcwd(before, sizeof before));
@@ -159,7 +207,8 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(names_cannot_be_paths),
     cmocka_unit_test(a_missing_plugin_says_where_it_was_looked_for),
     cmocka_unit_test(other_contracts_are_refused),
-    cmocka_unit_test(another_list_of_kernels_is_refused),
+    cmocka_unit_test(kernels_are_known_by_their_names),
+    cmocka_unit_test(contracts_from_the_lowest_on_are_taken),
     cmocka_unit_test(a_file_that_is_no_library_is_named),
     cmocka_unit_test(an_unusable_device_tells_its_reason),
     cmocka_unit_test(the_path_is_searched_in_order_and_relative_folders_never),

@@ -314,7 +314,7 @@ static batch batch_new(const char *name, int64_t n)
     peri_device *device = device_of(name);
     peri_table_config tables[TABLES] = {{.name = "a", .rows = ROWS, .cols = COLS, .init = PERI_INIT_CONSTANT, .init_a = 0.5},
                                         {.name = "b", .rows = ROWS, .cols = COLS, .init = PERI_INIT_CONSTANT, .init_a = -0.25}};
-    peri_tbe_config config = {.device = device, .n_tables = TABLES, .tables = tables, .dtype = PERI_F32};
+    peri_tbe_config config = {.size = sizeof config, .device = device, .n_tables = TABLES, .tables = tables, .dtype = PERI_F32};
     assert_ok(peri_tbe_optimizer_default(PERI_TBE_ROWWISE_ADAGRAD, &config.optimizer));
     assert_ok(peri_tbe_new(&config, &b.tbe));
     peri_tbe_block list[TABLES] = {{.first_bag = 0, .bags = BAGS, .out_stride = COLS, .table = 1, .feature = -1},
@@ -439,9 +439,10 @@ static void what_memory_a_device_lacks_is_named(void **state)
 {
     (void)state;
     peri_tbe *tbe = NULL;
-    peri_table_config table = {.name = "t", .rows = 10, .cols = 4};
-    peri_cache_params cache = {.load_factor = 0.5, .reserved_memory = 7};
-    peri_tbe_config c = {.device = device_of("own_way:0"), .dtype = PERI_F32, .n_tables = 1, .tables = &table, .mapped = true};
+    peri_table_config table = {.size = sizeof table, .name = "t", .rows = 10, .cols = 4};
+    peri_cache_params cache = {.size = sizeof cache, .load_factor = 0.5, .reserved_memory = 7};
+    peri_tbe_config c = {.size = sizeof c,
+                         .device = device_of("own_way:0"), .dtype = PERI_F32, .n_tables = 1, .tables = &table, .mapped = true};
     assert_ok(peri_tbe_optimizer_default(PERI_TBE_SGD, &c.optimizer));
     assert_fails(peri_tbe_new(&c, &tbe), PERI_EUNSUPPORTED,
                  "table 't' is to be in the host's memory (fused_uvm), which the kernels of device own_way:0 do not reach; allowed "

@@ -67,7 +67,8 @@ static void make_batch(rank *r)
         }
     peri_keys *keys = NULL;
     assert_ok(peri_keys_new(feature_names, FEATURES, &keys));
-    peri_kjt_args args = {.keys = keys, .values = numbers(r->ids, r->n), .lengths = numbers(r->lengths, FEATURES * r->rows), .stride = -1};
+    peri_kjt_args args = {.size = sizeof args,
+                          .keys = keys, .values = numbers(r->ids, r->n), .lengths = numbers(r->lengths, FEATURES * r->rows)};
     assert_ok(peri_kjt_new(&args, &r->kjt));
     peri_tensor_release(args.values);
     peri_tensor_release(args.lengths);
@@ -175,7 +176,8 @@ static void test_places(void **unused)
     assert_ok(peri_device_get("cpu", &device));
     assert_ok(peri__routes_new(RANKS, NULL, tables, TABLES, FEATURES, &routes));
     for (int32_t i = 0; i < RANKS; i++) {
-        peri_comm_config config = {.transport = "sim", .job = "router", .rank = i, .size = RANKS, .timeout_s = 20};
+        peri_comm_config config = {.size = sizeof config,
+                                   .transport = "sim", .job = "router", .rank = i, .world_size = RANKS, .timeout_s = 20};
         assert_ok(peri_comm_open(&config, &ranks[i].group));
         ranks[i].router = (peri__router){.group = ranks[i].group, .device = device, .routes = routes, .function = "test",
                                          .table_names = table_names, .feature_names = feature_names, .wire_i32 = true};

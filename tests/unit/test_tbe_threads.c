@@ -29,7 +29,7 @@ typedef struct worker {
 static peri_tbe *make(const char *name, int32_t kind, const peri_cache_params *caches)
 {
     peri_table_config tables[TABLES] = {{.name = "a", .rows = ROWS, .cols = COLS}, {.name = "b", .rows = ROWS, .cols = COLS}};
-    peri_tbe_config c = {.n_tables = TABLES, .tables = tables, .dtype = PERI_F32, .seed = 5, .caches = caches};
+    peri_tbe_config c = {.size = sizeof c, .n_tables = TABLES, .tables = tables, .dtype = PERI_F32, .seed = 5, .caches = caches};
     peri_tbe *tbe;
     assert_ok(peri_device_get(name, &c.device));
     assert_ok(peri_tbe_optimizer_default(kind, &c.optimizer));
@@ -114,7 +114,7 @@ static void lookups(const char *name, bool batches, const peri_cache_params *cac
     int64_t ids = 0;
     for (int i = 0; i < THREADS; i++) {
         w[i] = worker_new(tbe, name, i, i % 2 == 0);
-        peri_tensor_desc info;
+        peri_tensor_desc info = {.size = sizeof info};
         peri_tensor_describe(w[i].input.ids, &info);
         ids += info.numel;
         assert_ok(peri_tbe_forward(tbe, &w[i].input, w[i].out));
@@ -127,7 +127,7 @@ static void lookups(const char *name, bool batches, const peri_cache_params *cac
     assert_false(same(want[0], want[1]));
     run(w, THREADS, look);
     assert_int_equal(atomic_load(&failed), 0);
-    peri_tbe_stats stats;
+    peri_tbe_stats stats = {.size = sizeof stats};
     assert_ok(peri_tbe_statistics(tbe, &stats));
     assert_int_equal(stats.lookups, THREADS * (calls + 1));
     assert_int_equal(stats.ids, (calls + 1) * ids);

@@ -57,7 +57,7 @@ static void a_tensor_describes_itself(void **state)
     (void)state;
     for (int i = 0; i < DEVICES; i++) {
         peri_tensor *t = counting(device_of(i), 2, 3), *turned = NULL;
-        peri_tensor_desc desc;
+        peri_tensor_desc desc = {.size = sizeof desc};
         assert_ok(peri_tensor_transpose(t, 0, -1, &turned));
         peri_tensor_describe(turned, &desc);
         assert_int_equal(desc.dtype, PERI_F64);

@@ -32,7 +32,7 @@ static peri_status fake_open(void **state)
 
 static int64_t fake_pass(void *state, int32_t choice)
 {
-    peri_tune_choice c;
+    peri_tune_choice c = {.size = sizeof c};
     assert_ptr_equal(state, &fake);
     assert_ok(peri_tune_describe(choice, &c));
     fake.passes++;
@@ -72,7 +72,7 @@ static int gone(void **state)
 
 static peri_tune_choice described(int32_t choice)
 {
-    peri_tune_choice c;
+    peri_tune_choice c = {.size = sizeof c};
     assert_ok(peri_tune_describe(choice, &c));
     return c;
 }
@@ -265,7 +265,7 @@ static double drawn(void)
 
 static int64_t simulated_pass(void *state, int32_t choice)
 {
-    peri_tune_choice c;
+    peri_tune_choice c = {.size = sizeof c};
     (void)state;
     assert_ok(peri_tune_describe(choice, &c));
     if (machine.left-- <= 0) {

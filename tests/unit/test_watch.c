@@ -66,8 +66,10 @@ static peri_tbe *make(peri_device *device, int32_t kind, const peri_cache_params
 {
     peri_table_config tables[TABLES];
     for (int t = 0; t < TABLES; t++)
-        tables[t] = (peri_table_config){.name = t ? "b" : "a", .rows = table_rows[t], .cols = table_cols[t], .total_rows = table_rows[t]};
-    peri_tbe_config c = {.device = device, .n_tables = TABLES, .tables = tables, .dtype = PERI_F32, .seed = 5, .caches = caches};
+        tables[t] = (peri_table_config){.size = sizeof(peri_table_config),
+                                        .name = t ? "b" : "a", .rows = table_rows[t], .cols = table_cols[t], .total_rows = table_rows[t]};
+    peri_tbe_config c = {.size = sizeof c,
+                         .device = device, .n_tables = TABLES, .tables = tables, .dtype = PERI_F32, .seed = 5, .caches = caches};
     assert_ok(peri_tbe_optimizer_default(kind, &c.optimizer));
     c.optimizer.learning_rate = 0.5;
     if (kind == PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD) c.optimizer.step_ema = 3, c.optimizer.step_ema_coef = 0.5;

@@ -27,7 +27,7 @@ static void open_groups(void)
     char job[32];
     snprintf(job, sizeof job, "way %d", ++worlds);
     for (int32_t i = 0; i < RANKS; i++) {
-        peri_comm_config config = {.transport = "sim", .job = job, .rank = i, .size = RANKS, .timeout_s = 20};
+        peri_comm_config config = {.size = sizeof config, .transport = "sim", .job = job, .rank = i, .world_size = RANKS, .timeout_s = 20};
         assert_ok(peri_comm_open(&config, &world[i]));
     }
     for (int32_t i = 0; i < RANKS; i++) {
@@ -219,7 +219,7 @@ static void test_codec(void **state)
     (void)state;
     int64_t before = peri_mem_objects();
     peri_codec *codec = NULL;
-    peri_codec_config config = {.format = PERI_CODEC_FP16};
+    peri_codec_config config = {.size = sizeof config, .format = PERI_CODEC_FP16};
     assert_ok(peri_codec_new(&config, &codec));
     both(codec, RANKS);
     peri_codec_release(codec);

@@ -53,7 +53,7 @@ end
 --- peri_synthetic_options of checked arguments; the second value keeps their arrays alive.
 local function options_of(func, a)
   local n = util.integer(func, "sparse_features", a.sparse_features, 0, 4096)
-  local o = ffi.new "peri_synthetic_options"
+  local o = P.struct "peri_synthetic_options"
   local keep = { rows = ffi.new("int64_t[?]", math.max(n, 1)), least = ffi.new("int32_t[?]", math.max(n, 1)),
     most = ffi.new("int32_t[?]", math.max(n, 1)), list = {} }
   -- { least, most } for all features is a pair of numbers; a list by feature holds numbers or pairs.

@@ -20,7 +20,7 @@ local M = {}
 local wrap_codec = P.handle("peri_codec", {})
 local wrap_context = P.handle("peri_codec_context", {})
 local codec_out, context_out = ffi.new "peri_codec *[1]", ffi.new "peri_codec_context *[1]"
-local config = ffi.new "peri_codec_config"
+local config = P.struct "peri_codec_config"
 
 --- The exchanges that a codec may be chosen for.
 M.CommOp = util.face("peri.dist.codec.CommOp", {

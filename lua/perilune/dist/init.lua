@@ -68,7 +68,7 @@ function M.init(args)
   for _, name in ipairs { "local_size", "rank", "size" } do signature.value("dist.init", name, args[name], "int") end
   if state.world then return same_world(state.world, args) end
   if state.place then group.no_world "dist.init" end
-  local config = ffi.new "peri_comm_config"
+  local config = P.struct "peri_comm_config"
   config.transport, config.job = args.transport, args.job -- args anchors the bytes that the struct points at
   local device_transport, device = args.device_transport, args.device
   if device_transport == nil or device_transport == "auto" then
@@ -76,7 +76,7 @@ function M.init(args)
     device_transport, device = "auto", device or state.device
   end
   config.device_transport, config.device = device_transport, device
-  config.rank, config.size, config.local_size, config.timeout_s = args.rank, args.size, args.local_size, args.timeout
+  config.rank, config.world_size, config.local_size, config.timeout_s = args.rank, args.size, args.local_size, args.timeout
   check(C.peri_comm_open(config, group_out))
   state.world = group.Group(group_out[0])
   return state.world

@@ -209,7 +209,7 @@ function M.fill_cache_params(func, slot, params, data_type)
   end
   slot.algorithm, slot.load_factor = algorithms[params.algorithm], params.load_factor
   slot.reserved_memory, slot.directory = params.reserved_memory, params.directory or nil
-  slot.ways = params.ways or C.PERI_CACHE_WAYS_DEFAULT
+  slot.ways = params.ways == 0 and C.PERI_CACHE_WAYS_NONE or params.ways or 0
 end
 
 -- -- optimizers ------------------------------------------------------------------------------------------------------------------------
@@ -351,7 +351,7 @@ function M.fused_params(func, params)
   local mode = tostring(a.weight_decay_mode):lower()
   local counts = mode == "counter" or mode == "cowclip"
   if counts and name == "rowwise_adagrad" then name = "rowwise_adagrad_with_counter" end
-  local o = ffi.new "peri_tbe_optimizer"
+  local o = P.struct "peri_tbe_optimizer"
   P.check(C.peri_tbe_optimizer_default(one_of(func, "optimizer", name, kinds), o))
   for _, key in ipairs { "learning_rate", "eps", "beta1", "beta2", "weight_decay", "eta", "momentum", "max_norm", "ema_beta", "ar_alpha",
     "min_shrinkage" } do

@@ -16,7 +16,7 @@ function M.is(x) return ffi.istype(ctype, x) end
 
 local out = ffi.new "peri_collision *[1]"
 local tensor_out = Tensor.out
-local stats = ffi.new "peri_collision_stats"
+local stats = P.struct "peri_collision_stats"
 
 M.kinds = { mch = C.PERI_COLLISION_MCH, hash = C.PERI_COLLISION_HASH }
 M.spreads = { hash = C.PERI_SPREAD_HASH, modulo = C.PERI_SPREAD_MODULO, range = C.PERI_SPREAD_RANGE }
@@ -66,7 +66,7 @@ end
 --- A map.
 function M.new(args)
   local a = util.named("map of ids", args, arguments)
-  local c, policy = ffi.new "peri_collision_config", a.policy
+  local c, policy = P.struct "peri_collision_config", a.policy
   c.name, c.rows, c.kind, c.buckets, c.spread = a.name, a.rows, M.kinds[a.kind], a.buckets, M.spreads[a.spread]
   c.input_hash_size, c.on_miss, c.first_bucket, c.n_buckets = a.input_hash_size, M.misses[a.on_miss], a.first_bucket, a.n_buckets
   c.eviction_interval, c.seed, c.max_probe, c.n_features = a.eviction_interval, a.seed or P.state.seed, a.max_probe, a.n_features

@@ -23,7 +23,7 @@ local blocks_out = ffi.new "peri_tbe_blocks *[1]"
 local batch_out = ffi.new "peri_tbe_batch *[1]"
 local tensor_out = ffi.new "peri_tensor *[1]"
 local input = ffi.new "peri_tbe_input"
-local stats = ffi.new "peri_tbe_stats"
+local stats = P.struct "peri_tbe_stats"
 local sparse = ffi.new "peri_tbe_sparse"
 local dims = ffi.new "int64_t[2]"
 
@@ -48,7 +48,7 @@ local table_arguments = {
 --- A table batch. `init` of a table: embed.uniform and its like; nil: uniform in +-sqrt(1 / total_rows).
 function M.new(args)
   local a = util.named("table batch", args, arguments)
-  local tables = ffi.new("peri_table_config[?]", math.max(#a.tables, 1))
+  local tables = P.structs("peri_table_config", math.max(#a.tables, 1))
   for i, given in ipairs(a.tables) do
     local t, slot = util.named("table batch: a table", given, table_arguments), tables[i - 1]
     slot.name = t.name
@@ -64,7 +64,7 @@ function M.new(args)
   local features = a.features or {}
   local names = ffi.new("const char *[?]", math.max(#features, 1))
   for i, name in ipairs(features) do names[i - 1] = name end
-  local c = ffi.new "peri_tbe_config"
+  local c = P.struct "peri_tbe_config"
   local caches -- lives until the end of this function
   c.device = P.device(a.device)
   local format = config.row_formats[a.data_type]
@@ -78,7 +78,7 @@ function M.new(args)
   c.output_dtype = P.dtype(config.data_types[output] or output)
   c.optimizer, c.bounds_check = optimizer, bounds
   if cache then
-    caches = ffi.new("peri_cache_params[?]", math.max(#a.tables, 1))
+    caches = P.structs("peri_cache_params", math.max(#a.tables, 1))
     for i in ipairs(a.tables) do config.fill_cache_params("table batch", caches[i - 1], cache, a.data_type) end
     c.caches = caches
   end
@@ -318,7 +318,7 @@ function methods:statistics()
   return result
 end
 
-local cache_stats = ffi.new "peri_tbe_cache_stats"
+local cache_stats = P.struct "peri_tbe_cache_stats"
 local cache_counts = {
   "slots", "resident", "hits", "misses", "prefetched", "prefetch_hits", "conflict_misses", "set_conflicts", "evictions", "initialised",
   "rows_read", "rows_written", "bytes_read", "bytes_written", "wait_ns",

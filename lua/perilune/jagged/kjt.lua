@@ -14,7 +14,7 @@ local methods, meta = {}, {}
 local wrap, ctype, ptr, wrap_lasting
 
 local out = ffi.new "peri_kjt *[1]"
-local desc = ffi.new "peri_kjt_desc"
+local desc = P.struct "peri_kjt_desc"
 local numbers = ffi.new "const int64_t *[1]"
 local number = ffi.new "int64_t[1]"
 local bool_out = ffi.new "bool[1]"
@@ -28,7 +28,7 @@ M.methods, M.meta, M.out = methods, meta, out
 
 local allowed = { keys = true, values = true, weights = true, lengths = true, offsets = true, stride = true, stride_per_key_per_rank = true,
   inverse_indices = true, device = true }
-local args = ffi.new "peri_kjt_args"
+local args = P.struct "peri_kjt_args"
 
 local function make(func, a)
   A.check(func, a, allowed)
@@ -54,7 +54,7 @@ local function make(func, a)
   args.keys, args.values, args.weights = keys.ptr, A.ptr(values), A.ptr(weights)
   args.lengths, args.offsets = A.ptr(lengths), A.ptr(offsets)
   local stride = a.stride and signature.value(func, "stride", a.stride, "integer")
-  args.stride, args.ranks, args.stride_per_key_per_rank = stride or -1, ranks, strides
+  args.stride, args.ranks, args.stride_per_key_per_rank = stride or 0, ranks, strides
   args.inverse_keys, args.inverse_indices = inverse_keys and inverse_keys.ptr, A.ptr(inverse)
   check(C.peri_kjt_new(args, out))
   return wrap(out[0])

@@ -1,7 +1,6 @@
 -- embedding.lua: Embedding and EmbeddingBag: rows of one matrix that is an ordinary parameter. Names, arguments and results are
 -- torch.nn's; sizes, ids and offsets count as they do there. Gradients are dense, so an optimizer visits every row in every step: tables
 -- of which a batch touches few rows are EmbeddingBagCollection's, with fused_params.
-local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
@@ -11,7 +10,7 @@ local C, check, ptr = P.C, P.check, Tensor.ptr
 
 local M = {}
 local modes = { sum = C.PERI_BAG_SUM, mean = C.PERI_BAG_MEAN, max = C.PERI_BAG_MAX }
-local call = ffi.new "peri_embedding_bag_args"
+local call = P.struct "peri_embedding_bag_args"
 
 local function arguments(more)
   local list = {

@@ -41,7 +41,7 @@ end
 local function is_cached(option) return option.compute_kernel:match "_uvm_caching$" ~= nil end
 local function is_mapped(option) return option.compute_kernel == "fused_uvm" or option.compute_kernel == "quant_uvm" end
 
-local cache = ffi.new "peri_cache_params"
+local cache = P.struct "peri_cache_params"
 
 --- A cache's parameters for C: the option's, else those of the table's fused_params, else the defaults. Valid until the next call.
 local function cache_of(option)
@@ -54,7 +54,7 @@ end
 
 local function dtype_of(data_type) return embed.row_formats[embed.table_types[data_type]] or P.dtype(embed.data_types[data_type]) end
 
-local config, table_config, bytes_out = ffi.new "peri_tbe_config", ffi.new "peri_table_config", ffi.new "peri_tbe_bytes"
+local config, table_config, bytes_out = P.struct "peri_tbe_config", P.struct "peri_table_config", ffi.new "peri_tbe_bytes"
 
 --- Bytes that one shard of an option's run keeps in memory: in that of its device, in the host's beside it, in files. Weights, what the
 --- optimizer keeps for them (inference: nothing), caches and what they know of rows; of dense tables as if the collection's
@@ -71,7 +71,7 @@ function M.bytes(option, run, compute_device, inference)
   return tonumber(bytes_out.device), tonumber(bytes_out.host), tonumber(bytes_out.files), params
 end
 
-local sharded = ffi.new "peri_sharded_table"
+local sharded = P.struct "peri_sharded_table"
 
 --- Why no module can shard and train a table like that, in the runtime's words; nil: it can, or nobody says by what it is trained. way:
 --- fields of an option: name, rows, dim, data_type, sharding_type, compute_kernel, optimizer, fused_params, cache_params.

@@ -140,7 +140,7 @@ function ParameterSharding:__tostring()
   return text
 end
 
-local entry = ffi.new "peri_sharding"
+local entry = P.struct "peri_sharding"
 local count = ffi.new "int32_t[1]"
 
 --- The ranks that the plan names, as a list or by their hosts, where rank r is on node nodes[r + 1]; nil: the type's default. An error

@@ -87,7 +87,7 @@ local function optimizers_of(func, a, plan)
       end
     end
   end
-  local array = ffi.new("peri_tbe_optimizer[?]", math.max(#list, 1))
+  local array = P.structs("peri_tbe_optimizer", math.max(#list, 1))
   for i, o in ipairs(list) do array[i - 1] = o.c end
   return array, list, index, bounds
 end
@@ -118,7 +118,7 @@ local function cache_of(a, t, sharding)
   if sharding.compute_kernel ~= "fused_uvm_caching" then return nil end
   local params = a.table_fused_params and a.table_fused_params[t.name] or a.fused_params
   local func = ("table '%s'"):format(t.name)
-  local cache, slot = config.cache_params(func, sharding.cache_params or params.cache_params or {}), ffi.new "peri_cache_params[1]"
+  local cache, slot = config.cache_params(func, sharding.cache_params or params.cache_params or {}), P.structs("peri_cache_params", 1)
   config.fill_cache_params(func, slot[0], cache, t.data_type)
   return slot, cache
 end
@@ -130,7 +130,7 @@ local function row_dtype(data_type) return config.row_formats[config.table_types
 --- keep(x): x lives as long as cfg does.
 local function fill_tables(cfg, a, plan, env, optimizer, bounds, keep)
   local n, names, positions = #a.tables, features_of(a.tables)
-  local tables = keep(ffi.new("peri_sharded_table[?]", n))
+  local tables = keep(P.structs("peri_sharded_table", n))
   local function array(ctype, values) return keep(ffi.new(ctype, math.max(#values, 1), values)) end
   for i, t in ipairs(a.tables) do
     local c, sharding, init = tables[i - 1], plan.tables[t.name], t:initialiser()
@@ -187,7 +187,7 @@ function M.of(func, a, plan, env, kind, slots)
   check_own_params(func, a)
   for _, t in ipairs(a.tables) do config.check_trained(func, t) end
   local optimizers, list, optimizer, bounds = optimizers_of(func, a, plan)
-  local cfg = ffi.new "peri_sharded_config"
+  local cfg = P.struct "peri_sharded_config"
   fill_tables(cfg, a, plan, env, optimizer, bounds, keep)
   cfg.group, cfg.device = a.group:ptr(), P.device(a.device)
   cfg.optimizers, cfg.n_optimizers = keep(optimizers), #list
@@ -205,7 +205,7 @@ end
 --- The same of a module that is not trained. how: { bounds_check_mode =, output_dtype =, places = } (quant.lua).
 function M.quantized(func, a, plan, env, kind, slots, how)
   local anchors, keep = keeper()
-  local cfg, bounds = ffi.new "peri_sharded_config", config.bounds_checks[how.bounds_check_mode]
+  local cfg, bounds = P.struct "peri_sharded_config", config.bounds_checks[how.bounds_check_mode]
   fill_tables(cfg, a, plan, env, nil, util.map(a.tables, function() return bounds end), keep)
   cfg.group, cfg.device, cfg.kind, cfg.places = a.group:ptr(), P.device(a.device), kind, how.places
   cfg.name = keep(a.name)

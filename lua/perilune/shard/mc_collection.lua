@@ -118,7 +118,7 @@ function Sharded:init(args)
     end
     local x = { segments = segments_of(module), module = module, config = t, now = module._now or -1, told = -1 }
     x.piece = piece_of(self, t, module, x.segments)
-    x.c = ffi.new "peri_sharded_collision[1]"
+    x.c = P.structs("peri_sharded_collision", 1)
     x.kept = fill(x.c[0], x, module, a.returns_rows)
     self._tables[t.name] = x
   end

@@ -53,7 +53,7 @@ local group_out = ffi.new "peri_group *[1]"
 
 --- A group of this process alone, whatever world it is in.
 local function alone()
-  local c = ffi.new "peri_comm_config"
+  local c = P.struct "peri_comm_config"
   c.transport = "self"
   check(C.peri_comm_open(c, group_out))
   return dist_group.Group(group_out[0])
@@ -151,8 +151,8 @@ end
 
 -- -- batches ---------------------------------------------------------------------------------------------------------------------------
 
-local kjt_out, desc = ffi.new "peri_kjt *[1]", ffi.new "peri_kjt_desc"
-local kjt_args = ffi.new "peri_kjt_args"
+local kjt_out, desc = ffi.new "peri_kjt *[1]", P.struct "peri_kjt_desc"
+local kjt_args = P.struct "peri_kjt_args"
 
 --- The place of an output's feature among keys.
 local function key_of(self, output, keys, what)
@@ -190,7 +190,7 @@ local function remapped(self, features)
   local inverse = inverse_of(self, features)
   local function named(values)
     C.peri_kjt_describe(kjt_ptr(arranged), desc)
-    ffi.fill(kjt_args, ffi.sizeof(kjt_args))
+    P.clear(kjt_args)
     kjt_args.keys, kjt_args.values, kjt_args.lengths = self._output_keys.ptr, values.ptr, lengths.ptr
     kjt_args.weights, kjt_args.stride = weights and weights.ptr or nil, desc.stride
     if desc.variable_stride then

@@ -16,7 +16,7 @@ signature.handle("tensor", ctype)
 
 local out = ffi.new "peri_tensor *[1]"
 M.out = out -- for other modules of this layer: check(C.f(..., out)); return wrap(out[0])
-local desc = ffi.new "peri_tensor_desc"
+local desc = P.struct "peri_tensor_desc"
 local MOST_DIMS = 8 -- PERI_MAX_DIMS
 local dims = ffi.new "int64_t[8]"
 local number = ffi.new "double[1]"

@@ -122,6 +122,8 @@ extern struct mpi_state {
 
 /** What the core lends. */
 extern const peri_plugin_host *peri__mpi_host;
+/** The core's kernels `reduce` and `route_place`. */
+extern peri_kernel_fn peri__mpi_reduce, peri__mpi_place;
 
 /** Record a failure and return its status. */
 #define FAIL(status, ...) PERI_HOST_FAIL(peri__mpi_host, status, __VA_ARGS__)

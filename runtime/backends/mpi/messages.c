@@ -140,7 +140,7 @@ places peri__mpi_places_of(const peri_coll_op *op, int32_t from)
     return p;
 }
 
-void peri__mpi_place_range(void *ctx, int64_t begin, int64_t end) { peri__mpi_host->kernels()->fn[PERI_K_route_place](ctx, begin, end); }
+void peri__mpi_place_range(void *ctx, int64_t begin, int64_t end) { peri__mpi_place(ctx, begin, end); }
 
 void peri__mpi_place_part(const mpi_request *r, int32_t from, const void *src)
 {
@@ -167,7 +167,7 @@ void peri__mpi_place_own(const mpi_request *r, void *dst, const void *src, int64
 
 /* -- sums ---------------------------------------------------------------------------------------------------------------------------- */
 
-static void reduce_range(void *ctx, int64_t begin, int64_t end) { peri__mpi_host->kernels()->fn[PERI_K_reduce](ctx, begin, end); }
+static void reduce_range(void *ctx, int64_t begin, int64_t end) { peri__mpi_reduce(ctx, begin, end); }
 
 void peri__mpi_sum_of(const mpi_request *r, void *dst, const void *const *src, int64_t count)
 {

@@ -227,7 +227,6 @@ static const peri_coll_vtab vtab = {
     .size = sizeof vtab,
     .abi = PERI_COLL_ABI,
     .name = "mpi",
-    .kernels = peri_kernels_hash,
     .takes = PERI_COLL_HOST | PERI_COLL_PLACES | PERI_COLL_DIRECT | PERI_COLL_RANK_ORDER,
     .probe = mpi_probe,
     .launched = peri__mpi_launched,
@@ -255,5 +254,7 @@ __attribute__((visibility("default"))) const peri_coll_vtab *peri_coll_entry_v1(
 const peri_coll_vtab *peri_coll_entry_v1(const peri_plugin_host *lent)
 {
     peri__mpi_host = lent;
-    return &vtab;
+    peri__mpi_reduce = lent->kernel("reduce", sizeof(peri_k_reduce_args));
+    peri__mpi_place = lent->kernel("route_place", sizeof(peri_k_route_place_args));
+    return peri__mpi_reduce && peri__mpi_place ? &vtab : NULL;
 }

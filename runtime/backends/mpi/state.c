@@ -6,6 +6,7 @@
 
 struct mpi_state peri__mpi;
 const peri_plugin_host *peri__mpi_host;
+peri_kernel_fn peri__mpi_reduce, peri__mpi_place;
 
 peri_status peri__mpi_fail(const char *what, int code)
 {

@@ -445,7 +445,6 @@ static const peri_coll_vtab vtab = {
     .size = sizeof vtab,
     .abi = PERI_COLL_ABI,
     .name = "nccl",
-    .kernels = peri_kernels_hash,
     .takes = PERI_COLL_DEVICE,
     .probe = nccl_probe,
     .open = nccl_open,

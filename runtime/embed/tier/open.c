@@ -20,9 +20,9 @@ static peri_status check_params(const peri_tbe_config *c)
             return peri__fail(PERI_EINVAL, "%s: table '%s': load_factor %g, allowed: 0 < load_factor <= 1", f, name, p->load_factor);
         if (p->algorithm != PERI_CACHE_LRU && p->algorithm != PERI_CACHE_LFU)
             return peri__fail(PERI_EINVAL, "%s: table '%s': cache algorithm %d, allowed: 0 (LRU), 1 (LFU)", f, name, p->algorithm);
-        if (p->ways < PERI_CACHE_WAYS_DEFAULT || p->ways > PERI_CACHE_WAYS_MAX)
-            return peri__fail(PERI_EINVAL, "%s: table '%s': ways %d, allowed: 0 (rows may use any slot) to %d, or %d (the default)", f,
-                              name, p->ways, PERI_CACHE_WAYS_MAX, PERI_CACHE_WAYS_DEFAULT);
+        if (p->ways < PERI_CACHE_WAYS_NONE || p->ways > PERI_CACHE_WAYS_MAX)
+            return peri__fail(PERI_EINVAL, "%s: table '%s': ways %d, allowed: 1 to %d, 0 (the default), %d (rows may use any slot)", f,
+                              name, p->ways, PERI_CACHE_WAYS_MAX, PERI_CACHE_WAYS_NONE);
         if (p->reserved_memory < 0)
             return peri__fail(PERI_EINVAL, "%s: table '%s': reserved_memory %lld, allowed: 0 or more bytes", f, name,
                               (long long)p->reserved_memory);
@@ -59,7 +59,7 @@ static int64_t slots_of(const peri_tbe_config *c, int64_t i)
 
 static int32_t ways_of(const peri_cache_params *p, bool apart)
 {
-    return p->ways != PERI_CACHE_WAYS_DEFAULT ? p->ways : apart ? DEVICE_WAYS : 0;
+    return p->ways > 0 ? p->ways : p->ways == 0 && apart ? DEVICE_WAYS : 0;
 }
 
 static int32_t algorithm_of(const peri_cache_params *p) { return p->algorithm == PERI_CACHE_LFU ? PERI__LFU : PERI__LRU; }
@@ -71,7 +71,7 @@ peri_status peri__tier_bytes(const peri_tbe_config *c, int64_t i, bool apart, in
     *slots = slots_of(c, i);
     peri__state states[PERI__STATES];
     peri__row_header h = {.rows = t->rows, .cols = t->cols};
-    int32_t n = peri__states_of(c->dtype, &c->optimizer, states);
+    int32_t n = peri__states_of(c->dtype, c->optimizer, states);
     for (int32_t k = 0; k < n; k++) {
         if (!peri__has_rows(states[k].geometry)) continue;
         int32_t bytes = (int32_t)peri_dtype_size(states[k].dtype);
@@ -95,7 +95,7 @@ peri_status peri__tier_slots(const peri_tbe_config *c, int64_t **out)
         const peri_table_config *t = &c->tables[i];
         slots[i] = slots_of(c, i);
         if (slots[i] == 0) continue;
-        wanted += (double)slots[i] * (double)t->cols * (double)peri_dtype_size(c->dtype) * peri__tbe_copies(&c->optimizer);
+        wanted += (double)slots[i] * (double)t->cols * (double)peri_dtype_size(c->dtype) * peri__tbe_copies(c->optimizer);
         reserved = peri__max(reserved, c->caches[i].reserved_memory);
     }
     int64_t available;
@@ -125,7 +125,7 @@ static void header_of(const peri__tier *tier, const peri_tbe_config *c, int64_t 
     const peri_table_config *t = &tier->tbe->tables[i].config;
     *h = (peri__row_header){.rows = t->rows, .cols = t->cols, .row_offset = t->row_offset, .col_offset = t->col_offset,
                             .total_rows = t->total_rows, .total_cols = t->total_cols, .seed = c->seed, .init = t->init, .init_a = t->init_a,
-                            .init_b = t->init_b, .dtype = c->dtype, .optimizer = c->optimizer.kind, .n_parts = tier->n_parts,
+                            .init_b = t->init_b, .dtype = c->dtype, .optimizer = c->optimizer->kind, .n_parts = tier->n_parts,
                             .raw_ids = t->raw_ids};
     for (int32_t p = 0; p < tier->n_parts; p++) h->part_bytes[p] = tier->part[p].row ? -tier->part[p].bytes : tier->part[p].bytes;
     strncpy(h->name, t->name, sizeof h->name - 1);
@@ -175,7 +175,7 @@ static void tier_free(peri_tbe *tbe)
     peri__row_io_free(tier->io);
     for (int64_t i = 0; i < tier->n_tables; i++) {
         peri__tier_table *t = &tier->tables[i];
-        if (t->file && tier->open) peri__tier_warn(tier, t->file);
+        if (t->file && tier->open && tbe->forks == peri__forks()) peri__tier_warn(tier, t->file);
         peri__cache_free(t->cache);
         peri__row_file_close(t->file);
     }

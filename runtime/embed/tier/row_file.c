@@ -28,6 +28,9 @@
 #define ROW_MAGIC UINT64_C(0x0a53574f52495250) /* "PRIROWS\n" */
 enum { ROW_VERSION = 3 };
 
+/** Element types in files keep the numbers that they had in the first of them: f64 was 0, and f32 1. */
+static int32_t dtype_on_disk(int32_t dtype) { return dtype == PERI_F32 ? 1 : dtype == PERI_F64 ? 0 : dtype; }
+
 /** The header on the disk; what follows it up to the checksum is zero. */
 typedef struct disk_header {
     uint64_t magic;
@@ -50,7 +53,7 @@ void peri__row_header_seal(const peri__row_header *h, unsigned char bytes[PERI__
                      .row_offset = h->row_offset, .col_offset = h->col_offset, .total_rows = h->total_rows, .total_cols = h->total_cols,
                      .record_bytes = h->record_bytes, .iteration = h->iteration, .flush = h->flush, .stamp = h->stamp,
                      .map_sum = h->map_sum, .ids_sum = h->ids.sum, .ids_iteration = h->ids.iteration, .seed = h->seed,
-                     .init_a = h->init_a, .init_b = h->init_b, .init = h->init, .dtype = h->dtype,
+                     .init_a = h->init_a, .init_b = h->init_b, .init = h->init, .dtype = dtype_on_disk(h->dtype),
                      .optimizer = h->optimizer, .clean = h->clean, .n_parts = h->n_parts};
     memcpy(d.part_bytes, h->part_bytes, sizeof d.part_bytes);
     memcpy(d.name, h->name, sizeof d.name);
@@ -118,7 +121,7 @@ peri_status peri__row_header_parse(const char *path, const void *bytes, int64_t 
                           .total_rows = d.total_rows, .total_cols = d.total_cols, .record_bytes = d.record_bytes,
                           .iteration = d.iteration, .flush = d.flush, .stamp = d.stamp, .map_sum = d.map_sum,
                           .ids = {.sum = d.ids_sum, .iteration = d.ids_iteration}, .seed = d.seed,
-                          .init_a = d.init_a, .init_b = d.init_b, .init = d.init, .dtype = d.dtype, .optimizer = d.optimizer,
+                          .init_a = d.init_a, .init_b = d.init_b, .init = d.init, .dtype = dtype_on_disk(d.dtype), .optimizer = d.optimizer,
                           .clean = d.clean,
                           .n_parts = d.n_parts < 0 ? 0 : d.n_parts > PERI__ROW_PARTS ? PERI__ROW_PARTS : d.n_parts};
     memcpy(h.part_bytes, d.part_bytes, sizeof h.part_bytes);

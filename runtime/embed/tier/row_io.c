@@ -24,6 +24,7 @@ struct peri__row_io {
     pthread_t threads[READERS + 1];
     int64_t waited; /* ns, in peri__row_io_wait */
     int32_t n_threads; /* the first one writes */
+    int32_t forks;     /* peri__forks where the threads are */
     bool stop, uring;
 #if defined(PERI_HAVE_URING)
     struct io_uring ring;
@@ -224,6 +225,7 @@ peri_status peri__row_io_new(peri__row_io **out)
 {
     peri__row_io *io = peri__alloc_zero(sizeof *io);
     if (!io) return PERI_ENOMEM;
+    io->forks = peri__forks();
     pthread_mutex_init(&io->lock, NULL);
     pthread_cond_init(&io->work, NULL);
     pthread_cond_init(&io->ended, NULL);
@@ -244,17 +246,22 @@ peri_status peri__row_io_new(peri__row_io **out)
 void peri__row_io_free(peri__row_io *io)
 {
     if (!io) return;
-    pthread_mutex_lock(&io->lock);
-    io->stop = true;
-    pthread_cond_broadcast(&io->work);
-    pthread_mutex_unlock(&io->lock);
-    for (int32_t i = 0; i < io->n_threads; i++) pthread_join(io->threads[i], NULL);
+    const bool own = io->forks == peri__forks(); /* the threads are not those of a process that this one was forked from */
+    if (own) {
+        pthread_mutex_lock(&io->lock);
+        io->stop = true;
+        pthread_cond_broadcast(&io->work);
+        pthread_mutex_unlock(&io->lock);
+        for (int32_t i = 0; i < io->n_threads; i++) pthread_join(io->threads[i], NULL);
+    }
 #if defined(PERI_HAVE_URING)
     if (io->uring) io_uring_queue_exit(&io->ring);
 #endif
-    pthread_cond_destroy(&io->ended);
-    pthread_cond_destroy(&io->work);
-    pthread_mutex_destroy(&io->lock);
+    if (own) { /* else they are as the parent's threads left them: maybe waited for */
+        pthread_cond_destroy(&io->ended);
+        pthread_cond_destroy(&io->work);
+        pthread_mutex_destroy(&io->lock);
+    }
     peri__free(io);
 }
 

@@ -14,6 +14,11 @@
 #ifndef PERILUNE_BASE_H
 #define PERILUNE_BASE_H
 
+/** The version of these headers, for `#if`; peri_version tells that of the library. */
+#define PERI_VERSION_MAJOR 0
+#define PERI_VERSION_MINOR 2
+#define PERI_VERSION_PATCH 0
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -26,7 +31,18 @@
 #define PERI_API __attribute__((visibility("default")))
 #endif
 
-/** Changes whenever a public struct, enum or signature changes incompatibly; Lua refuses a library that reports another number. */
+/** Changes whenever a public struct, enum or signature changes incompatibly: it is the number in the shared library's name, and Lua refuses
+ *  a library that reports another one.
+ *
+ *  While it stays, programs that were built with an older header run with every newer library. Structures age by one rule:
+ *
+ *  - A structure whose first member is `size` may get new members, at its end. The caller sets `size` to sizeof of the structure and every
+ *    other byte to 0 before it fills in what it needs; what is left 0 is the default. (For those that the library fills in, `size` says how
+ *    much room there is.) A newer library takes 0 for the members that an older caller does not have. An older library refuses what it does
+ *    not know, if that is not 0 (PERI_EUNSUPPORTED).
+ *  - All other structures stay as they are. They are zeroed likewise: 0 is the default of each of their members.
+ *
+ *  Functions, constants and members keep their names, numbers and places; new ones may come. */
 enum { PERI_ABI_VERSION = 1 };
 
 /** Result of every call that can fail: >= 0 is success, < 0 an error whose detail is in the calling thread's error record. */
@@ -50,10 +66,10 @@ enum {
     PERI_EINTERNAL = -13    /* a bug of Perilune's own */
 };
 
-/** Element types. Complex numbers are pairs (real, imaginary). bool is one byte, 0 or 1. */
+/** Element types; f32, the usual one, is 0. Complex numbers are pairs (real, imaginary). bool is one byte, 0 or 1. */
 enum {
-    PERI_F64 = 0,
-    PERI_F32 = 1,
+    PERI_F32 = 0,
+    PERI_F64 = 1,
     PERI_F16 = 2,
     PERI_BF16 = 3,
     PERI_I64 = 4,
@@ -68,8 +84,8 @@ enum {
 };
 
 /** Bytes of an element, and names, of all element types in the order of their numbers: what arrays of PERI_DTYPE_COUNT begin with. */
-#define PERI_DTYPE_SIZES {8, 4, 2, 2, 8, 4, 2, 1, 1, 1, 8, 16}
-#define PERI_DTYPE_NAMES {"f64", "f32", "f16", "bf16", "i64", "i32", "i16", "i8", "u8", "bool", "c64", "c128"}
+#define PERI_DTYPE_SIZES {4, 8, 2, 2, 8, 4, 2, 1, 1, 1, 8, 16}
+#define PERI_DTYPE_NAMES {"f32", "f64", "f16", "bf16", "i64", "i32", "i16", "i8", "u8", "bool", "c64", "c128"}
 
 /** How reducing operations combine the ranks' values. */
 enum { PERI_REDUCE_SUM = 0, PERI_REDUCE_MIN = 1, PERI_REDUCE_MAX = 2, PERI_REDUCE_COUNT = 3 };
@@ -148,7 +164,7 @@ enum { PERI_DECAY_NONE = 0, PERI_DECAY_L2 = 1, PERI_DECAY_DECOUPLE = 2, PERI_DEC
 /** Their numbers up to DECOUPLE are those of PERI_DECAY_*. */
 enum { PERI_COUNTER_DECAY_NONE = 0, PERI_COUNTER_DECAY_L2 = 1, PERI_COUNTER_DECAY_DECOUPLE = 2, PERI_COUNTER_DECAY_ADAGRADW = 3 };
 /** Learning rates by how often a row came: one for all, larger or smaller for rows above the tail, or by the row's counter alone. */
-enum { PERI_RATES_EQUAL = -1, PERI_RATES_TAIL_ID_INCREASE = 0, PERI_RATES_TAIL_ID_DECREASE = 1, PERI_RATES_COUNTER_SGD = 2 };
+enum { PERI_RATES_EQUAL = 0, PERI_RATES_TAIL_ID_INCREASE = 1, PERI_RATES_TAIL_ID_DECREASE = 2, PERI_RATES_COUNTER_SGD = 3 };
 
 /** Constants of a fixed size that appear in public structs. */
 enum { PERI_MAX_DIMS = 8, PERI_MESSAGE_MAX = 512 };
@@ -160,7 +176,7 @@ enum { PERI_LOG_ERROR = 0, PERI_LOG_WARN = 1, PERI_LOG_INFO = 2, PERI_LOG_DEBUG 
 
 /** PERI_ABI_VERSION of the loaded library. Local, never fails. */
 PERI_API int32_t peri_abi_version(void);
-/** Release name such as "0.1.0". Static text, borrowed. */
+/** Release name such as "0.2.0". Static text, borrowed. */
 PERI_API const char *peri_version(void);
 
 /* -- the error record (one per thread) ----------------------------------------------------------------------------------------- */
@@ -179,7 +195,8 @@ PERI_API const char *peri_error_where(void);
 /** Forget this thread's last failure. */
 PERI_API void peri_error_clear(void);
 
-/** Print lines of this level and more severe ones to stderr (default PERI_LOG_WARN, or PERI_LOG=error|warn|info|debug). */
+/** Print lines of this level and more severe ones to stderr, or give them to the host's function (peri_host_log_set). Default:
+ *  PERI_LOG_WARN, or PERI_LOG=error|warn|info|debug. */
 PERI_API void peri_log_level_set(int32_t level);
 
 /* -- dtypes -------------------------------------------------------------------------------------------------------------------- */
@@ -193,8 +210,9 @@ PERI_API int32_t peri_dtype_parse(const char *name);
 
 /* -- threads and time ---------------------------------------------------------------------------------------------------------- */
 
-/** Worker threads of this process, the caller included (default: PERI_NUM_THREADS, else the processors this process may use
- *  divided by the ranks of this node). Results never depend on it. */
+/** Worker threads of this process, the caller included. Default: PERI_NUM_THREADS, else the processors that the affinity mask leaves to it
+ *  divided by the ranks of this node, but no more than the cgroup's quota of processor time, rounded up. Results never depend on
+ *  it. Workers spin for less than 0.1 ms after an operation, then sleep; they take no signals, and are called "perilune". */
 PERI_API int32_t peri_threads(void);
 /** Set the number of worker threads, 1..256. Local; must not run while another thread of the process computes. */
 PERI_API peri_status peri_threads_set(int32_t threads);

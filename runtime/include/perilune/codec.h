@@ -38,6 +38,7 @@ typedef struct peri_codec_context_ref {
  *  A row with a number that is not finite decodes to NaN throughout in FP8 rows, INT8 and MX4; FP16 and BF16 keep NaN and clamp infinities;
  *  FP8 without rows turns both into max. */
 typedef struct peri_codec_config {
+    int64_t size; /* sizeof(peri_codec_config) */
     int32_t format;        /* PERI_CODEC_* */
     int32_t rounding;      /* MX4: PERI_ROUND_* of the shared exponent; 0 is PERI_ROUND_NEAREST */
     int32_t exponent_bits; /* FP8: 2..5; 0: 4 */
@@ -52,8 +53,8 @@ PERI_API peri_status peri_codec_new(const peri_codec_config *config, peri_codec 
 /** Add a reference; give one up (NULL is fine). */
 PERI_API void peri_codec_retain(peri_codec *codec);
 PERI_API void peri_codec_release(peri_codec *codec);
-/** What it was made from, defaults filled in. */
-PERI_API void peri_codec_describe(const peri_codec *codec, peri_codec_config *out);
+/** What it was made from, defaults filled in. @out: its `size` is set. */
+PERI_API peri_status peri_codec_describe(const peri_codec *codec, peri_codec_config *out);
 /** Dtype of encoded messages: PERI_F32, F16, BF16 or U8. */
 PERI_API int32_t peri_codec_wire_dtype(const peri_codec *codec);
 /** Elements of that dtype that a split of @n >= 0 numbers takes; -1 if it would be 2^62 or more. */

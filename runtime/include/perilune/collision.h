@@ -73,6 +73,7 @@ enum { PERI_MISS_DEFAULT = 0, PERI_MISS_ROW = 1, PERI_MISS_HASH = 2, PERI_MISS_D
 
 /** What a map is. All that is 0 is the default. */
 typedef struct peri_collision_config {
+    int64_t size; /* sizeof(peri_collision_config) */
     const char *name;         /* of the table, for errors; copied */
     int64_t rows;             /* of the whole table, 1 to 2^32 - 2 */
     int32_t kind;             /* PERI_COLLISION_* */
@@ -139,6 +140,7 @@ PERI_API peri_status peri_collision_evicted(peri_collision *c, peri_tensor **out
 
 /** Numbers of a map since it was made. ids = hits + missed. */
 typedef struct peri_collision_stats {
+    int64_t size; /* sizeof(peri_collision_stats) */
     int64_t ids;        /* looked up, in training and evaluation */
     int64_t hits;       /* of these: those with a row of their own, if need be since the same call */
     int64_t missed;     /* of these: those without */

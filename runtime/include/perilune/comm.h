@@ -33,9 +33,10 @@ typedef struct peri_reducer_ref {
 
 /** How to join a world. All zero is the usual choice. */
 typedef struct peri_comm_config {
+    int64_t size; /* sizeof(peri_comm_config) */
     const char *transport; /* "self", "sim", "mpi" or another plugin; NULL or "auto": mpi if launched as one of several ranks, else self */
     const char *job;       /* sim: the name that the ranks of one world share */
-    int32_t rank, size;    /* sim: the place of this rank; elsewhere the transport knows, and a size other than 0 must agree with it */
+    int32_t rank, world_size; /* sim: the place of this rank; elsewhere the transport knows, and a size other than 0 must agree with it */
     int32_t local_size;    /* ranks of a node: 0 as found; else nodes are imposed, `local_size` consecutive ranks each, the last
                               maybe of fewer (tests) */
     double timeout_s;      /* default deadline of operations in seconds; 0: PERI_COMM_TIMEOUT_S, else 300 */

@@ -48,6 +48,7 @@ enum {
 
 /** A table, or the part of it that lives here: rows [row_offset, row_offset + rows) and columns [col_offset, col_offset + cols). */
 typedef struct peri_table_config {
+    int64_t size; /* sizeof(peri_table_config) */
     const char *name;       /* of the whole table; copied */
     int64_t rows, cols;     /* here; rows may be 0, cols >= 1 */
     int64_t row_offset, col_offset;
@@ -78,6 +79,7 @@ typedef struct peri_tbe_counter {
  *  Adam, LAMB, LARS, Lion and their kin use norms, means or counters of a *row of this shard*: a table that is cut into columns keeps one
  *  such number for each column block, as TorchRec does. Everything else is element by element. */
 typedef struct peri_tbe_optimizer {
+    int64_t size; /* sizeof(peri_tbe_optimizer) */
     int32_t kind; /* PERI_TBE_* */
     int32_t weight_decay_mode; /* PERI_DECAY_*: SGD, Adagrad, row-wise Adagrad, EMA in place; of all others it is in their formula */
     double learning_rate, eps, beta1, beta2, weight_decay;
@@ -106,24 +108,26 @@ enum {
 
 /** Who leaves a full cache: the row that was not used for the longest time, or the one that the fewest batches used (counts age). */
 enum { PERI_CACHE_LRU = 0, PERI_CACHE_LFU = 1 };
-enum { PERI_CACHE_WAYS_DEFAULT = -1, PERI_CACHE_WAYS_MAX = 256 };
+enum { PERI_CACHE_WAYS_NONE = -1, PERI_CACHE_WAYS_MAX = 256 };
 
 /** A table that is larger than the memory of its device: its rows and their optimizer states live in a file, or, where the device has a
  *  memory of its own and no directory is given, in the host's memory; a cache of them is in the device's memory (TorchRec's CacheParams
  *  with the compute kernel fused_uvm_caching). Results have the same bits as those of a table in memory. */
 typedef struct peri_cache_params {
-    double load_factor;      /* rows in memory / rows, in (0, 1]; at least the different rows of one batch must fit */
+    int64_t size; /* sizeof(peri_cache_params) */
+    double load_factor;      /* rows in memory / rows, in (0, 1]; 0: 0.2. At least the different rows of one batch must fit */
     int64_t reserved_memory; /* bytes of the device's (cpu: the machine's) memory that the caches of this table batch leave to others: they
                                 are made smaller */
     const char *directory;   /* of the file, which stays there and is opened again by the same table; NULL: the host's memory, or (cpu) a
                                 nameless temporary file */
     int32_t algorithm;       /* PERI_CACHE_LRU, PERI_CACHE_LFU */
     int32_t ways;            /* slots of a set: a row takes one of its set's, which follows from its number; where batches in flight hold
-                                them all, one of a following set's. At most PERI_CACHE_WAYS_MAX. 0: no sets, any slot.
-                                PERI_CACHE_WAYS_DEFAULT: 64 where the device has a memory of its own, else 0 */
+                                them all, one of a following set's. At most PERI_CACHE_WAYS_MAX. PERI_CACHE_WAYS_NONE: no sets, any
+                                slot. 0: 64 where the device has a memory of its own, else NONE */
 } peri_cache_params;
 
 typedef struct peri_tbe_config {
+    int64_t size; /* sizeof(peri_tbe_config) */
     peri_device *device;
     int32_t dtype; /* of the weights: PERI_F32, PERI_F16, PERI_BF16; or PERI_ROWS_*, with optimizer NONE: rows that start as zeros */
     int32_t bounds_check; /* PERI_BOUNDS_* */
@@ -131,15 +135,16 @@ typedef struct peri_tbe_config {
     const peri_table_config *tables; /* copied */
     int64_t n_features;
     const char *const *features; /* names for messages, by peri_tbe_block.feature; copied; may be NULL if n_features is 0 */
-    peri_tbe_optimizer optimizer;
+    const peri_tbe_optimizer *optimizer; /* copied; NULL: PERI_TBE_NONE */
     uint64_t seed; /* of start values and stochastic rounding */
     const peri_cache_params *caches; /* NULL: tables in memory; else one for each table: behind a cache. Needs a fused optimizer. Copied */
-    int32_t output_dtype; /* of peri_tbe_lookup: PERI_F32 (or 0), PERI_F16, PERI_BF16 */
+    int32_t output_dtype; /* of peri_tbe_lookup: PERI_F32, PERI_F16, PERI_BF16 */
     bool mapped; /* without caches: rows, and states that have rows, lie in the host's memory, where the device's kernels reach them
                     (TorchRec's fused_uvm). PERI_EUNSUPPORTED on devices that do not. Where the device's memory is the host's: as without */
 } peri_tbe_config;
 
-/** FBGEMM's defaults of an optimizer: learning rate 0.01, eps 1e-8 (Shampoo: 1e-4), beta1 0.9, beta2 0.999 (Lion: 0.99, its paper's), eta
+/** FBGEMM's defaults of an optimizer, in @out, whose `size` is set:
+ *  learning rate 0.01, eps 1e-8 (Shampoo: 1e-4), beta1 0.9, beta2 0.999 (Lion: 0.99, its paper's), eta
  *  0.001, momentum 0.9, ema_beta 0.99, ar_alpha 0, min_shrinkage 0.1, step_ema 10, step_start 0, step_ema_coef 0.6, no decay; with
  *  counters: COUNTER, halflife -1, adjustment_iter -1, adjustment_ub 1, rates EQUAL, max_counter_update_freq 1000, others 0;
  *  what it does not know is 0. PERI_EINVAL for an unknown kind. */
@@ -252,6 +257,7 @@ enum { PERI_BAG_SUM = 0, PERI_BAG_MEAN = 1, PERI_BAG_NONE = 2, PERI_BAG_MAX = 3 
 
 /** A lookup in one matrix, as of torch.nn.functional.embedding and embedding_bag. */
 typedef struct peri_embedding_bag_args {
+    int64_t size; /* sizeof(peri_embedding_bag_args) */
     peri_tensor *weight;  /* f32 [rows, cols], contiguous; cols >= 1 */
     peri_tensor *ids;     /* i64 or i32: with offsets [n], without [bags, ids of each]; mode NONE: any shape */
     peri_tensor *offsets; /* i64 or i32 [bags]: bag b is ids offsets[b] .. offsets[b + 1]; the first is 0, the last one ends with the ids;
@@ -259,7 +265,7 @@ typedef struct peri_embedding_bag_args {
     peri_tensor *weights; /* f32, the shape of ids: factors of the ids; NULL: 1. Mode SUM only */
     int64_t padding_idx;  /* with `padded`: this id adds nothing, does not count in a mean, gives no gradient. Mode NONE: only the last */
     double max_norm;      /* > 0: rows that are looked up, and whose norm is larger, are first scaled down to it, in `weight` itself */
-    double norm_type;     /* p of that norm, sum(|x|^p)^(1/p), > 0; infinite: the largest element */
+    double norm_type;     /* p of that norm, sum(|x|^p)^(1/p), > 0; 0: 2; infinite: the largest element */
     int32_t mode;         /* PERI_BAG_* */
     bool include_last_offset; /* offsets [bags + 1], the last of which is the number of ids */
     bool padded;              /* there is a padding_idx */
@@ -377,6 +383,7 @@ PERI_API peri_status peri_tbe_settled(const peri_tbe *tbe);
 
 /** Counts since the table batch was made. */
 typedef struct peri_tbe_stats {
+    int64_t size; /* sizeof(peri_tbe_stats) */
     int64_t lookups, updates;              /* calls */
     int64_t ids, bags;                     /* looked up */
     int64_t rows_updated;                  /* rows changed by fused updates, summed over the updates */
@@ -391,6 +398,7 @@ PERI_API peri_status peri_tbe_statistics(peri_tbe *tbe, peri_tbe_stats *out);
 
 /** Counts of rows since the table batch was made; each row is counted once per batch. */
 typedef struct peri_tbe_cache_stats {
+    int64_t size; /* sizeof(peri_tbe_cache_stats) */
     int64_t slots, resident;  /* rows that fit, rows that are there now */
     int64_t hits, misses;     /* rows of lookups that were in memory, or on their way; that the lookup had to bring */
     int64_t prefetched;       /* rows that prefetches brought */

@@ -35,6 +35,7 @@ PERI_API bool peri_exchange_division(const peri_group *group);
 
 /** What the exchanges of embeddings share; NULL stands for zeros. */
 typedef struct peri_exchange_options {
+    int64_t size; /* sizeof(peri_exchange_options) */
     peri_codec *forward, *backward; /* f32 numbers and their gradients on the wire; NULL: as they are. Retained */
     int32_t division;               /* PERI_DIVISION_* */
     uint64_t tag;                   /* a number on which the ranks must agree */

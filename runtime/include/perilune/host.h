@@ -1,7 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * perilune/host.h: for programs that embed the runtime. It takes function pointers, so it is not part of the Lua declarations and
- * perilune.h does not include it.
+ * perilune/host.h: for programs that embed the runtime: where its memory, its log lines and its plugins come from and go to, its beginning
+ * and its end. It takes function pointers, so it is not part of the Lua declarations and perilune.h does not include it.
+ *
+ * What the library does to a process, unasked: it starts worker threads (peri_threads() - 1 of them, at the first operation that is large
+ * enough; they are called "perilune" and take no signals) and reads its environment (PERI_*). It installs no signal handler, leaves locale,
+ * rounding and the masks of the caller's threads as they are, prints log lines of PERI_LOG_WARN and worse unless peri_host_log_set says
+ * otherwise, and neither exits nor aborts. The shared library stays loaded after dlclose.
+ *
+ * fork: a child may go on with tables, tensors and everything else in memory; it starts workers of its own. What needs threads or
+ * connections of its parent (tables in files, groups of several ranks) refuses in a child on its first call (PERI_EUNSUPPORTED). Fork while
+ * no other thread is in a call on an object that the child will use.
  */
 #ifndef PERILUNE_HOST_H
 #define PERILUNE_HOST_H
@@ -14,5 +23,26 @@
  * or when one of the functions is missing.
  */
 PERI_API peri_status peri_host_allocator_set(void *(*alloc)(size_t size), void *(*resize)(void *p, size_t size), void (*release)(void *p));
+
+/**
+ * Give log lines to @log instead of stderr, with @ctx, their PERI_LOG_*, and a text without a line feed that is borrowed; NULL: print them
+ * again. It may be called from any thread, by several at once and while the library holds locks, so it may not call the library; nor may it
+ * throw or jump. A call that has begun may end after peri_host_log_set has returned. Which lines: peri_log_level_set. Never fails.
+ */
+PERI_API void peri_host_log_set(void (*log)(void *ctx, int32_t level, const char *text), void *ctx);
+
+/** Look for plugins in the folders @path (copied; each begins with /, between them ':'; NULL: none) before those of PERI_PLUGIN_PATH.
+ *  PERI_EINVAL for other folders. Local. Plugins that are loaded stay. */
+PERI_API peri_status peri_host_plugin_path_set(const char *path);
+
+/** Say that a part of the program uses the library from now on. Counted; any thread; programs that never shut it down need not call it. */
+PERI_API peri_status peri_host_init(void);
+/**
+ * Say that this part needs it no more. The last of them ends the worker threads, closes all devices and gives back all memory: afterwards
+ * peri_mem_live and peri_mem_objects are 0, pointers to devices are void, and the library may be used again from the beginning.
+ * PERI_EINVAL, and nothing happens: objects are not released yet, another thread computes, or peri_host_init was not called. No other call may run
+ * meanwhile.
+ */
+PERI_API peri_status peri_host_shutdown(void);
 
 #endif

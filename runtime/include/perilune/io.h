@@ -66,6 +66,7 @@ enum {
 };
 
 typedef struct peri_criteo_options {
+    int64_t size; /* sizeof(peri_criteo_options) */
     const char *path;
     const int64_t *table_rows; /* [sparse_features], each > 0 (> 1 with PERI_MISSING_ZERO); copied */
     int32_t dense_features, sparse_features; /* 13 and 26; 0 is allowed for one of them */
@@ -115,6 +116,7 @@ PERI_API int64_t peri_criteo_count(peri_criteo *reader);
  *  P(id) falls as (id + 1)^-alpha. The label is drawn from a hidden logistic model: a weight per integer and per id, and, scaled by
  *  `interaction`, dot products of hidden vectors of neighbouring features, which no logistic regression can express. */
 typedef struct peri_synthetic_options {
+    int64_t size; /* sizeof(peri_synthetic_options) */
     const int64_t *table_rows; /* [sparse_features], each 1..2^31 */
     const int32_t *bag_min, *bag_max; /* [sparse_features]: ids per bag, uniform in bag_min..bag_max, 0 <= min <= max */
     int32_t dense_features, sparse_features;
@@ -136,6 +138,7 @@ PERI_API double peri_random_uniform(uint64_t seed, uint64_t stream, uint64_t ind
 /* -- logistic regression ------------------------------------------------------------------------------------------------------------ */
 
 typedef struct peri_logistic_options {
+    int64_t size; /* sizeof(peri_logistic_options) */
     const int64_t *table_rows; /* [sparse_features] */
     int32_t dense_features, sparse_features;
     double learning_rate, l2;

@@ -64,6 +64,7 @@ PERI_API bool peri_keys_equal(const peri_keys *a, const peri_keys *b);
 /* -- JaggedTensor ------------------------------------------------------------------------------------------------------------------ */
 
 typedef struct peri_jt_args {
+    int64_t size; /* sizeof(peri_jt_args) */
     peri_tensor *values;  /* [n] or [n, ...], any dtype; retained */
     peri_tensor *weights; /* [n, ...], or NULL; f32 or f64, or the ids whose rows are the values; retained */
     peri_tensor *lengths; /* [bags] i32 or i64, or NULL; retained */
@@ -119,12 +120,13 @@ PERI_API int64_t peri_jt_bytes(const peri_jt *jt);
 /* -- KeyedJaggedTensor: making ------------------------------------------------------------------------------------------------------- */
 
 typedef struct peri_kjt_args {
+    int64_t size; /* sizeof(peri_kjt_args) */
     peri_keys *keys;      /* no name repeats; retained */
     peri_tensor *values;  /* [n] i64 or i32 ids (other dtypes are carried, lookups refuse them); retained */
     peri_tensor *weights; /* [n] f32, one per value, or NULL; retained */
     peri_tensor *lengths; /* [bags] i32 or i64, or NULL; retained */
     peri_tensor *offsets; /* [bags + 1] i32 or i64, or NULL (one of the two is needed); retained */
-    int64_t stride;       /* batch rows; -1: derived: bags / keys, or (vbe) the batch of the inverse indices, or the largest of a key */
+    int64_t stride;       /* batch rows; 0: derived: bags / keys, or (vbe) the batch of the inverse indices, or the largest of a key */
     int32_t ranks;        /* vbe: columns of the next field, >= 1; else 0 */
     const int64_t *stride_per_key_per_rank; /* vbe: host, [keys x ranks], copied: rows of key k that came from rank r; else NULL */
     peri_keys *inverse_keys;      /* vbe: names of the rows of the next field, or NULL; retained */
@@ -141,6 +143,7 @@ PERI_API void peri_kjt_release(peri_kjt *kjt);
 /* -- KeyedJaggedTensor: looking ------------------------------------------------------------------------------------------------------ */
 
 typedef struct peri_kjt_desc {
+    int64_t size; /* sizeof(peri_kjt_desc) */
     int64_t stride;      /* batch rows (vbe: of the full batch) */
     int64_t bags;        /* entries of lengths */
     int64_t values;      /* ids */
@@ -154,8 +157,8 @@ typedef struct peri_kjt_desc {
 
 /** How often its tensors, as they were given, have been changed in place together: the sum of peri_tensor_version. 0 for NULL. */
 PERI_API int64_t peri_kjt_version(const peri_kjt *kjt);
-/** Describe @kjt. */
-PERI_API void peri_kjt_describe(const peri_kjt *kjt, peri_kjt_desc *out);
+/** Describe @kjt. @out: its `size` is set. */
+PERI_API peri_status peri_kjt_describe(const peri_kjt *kjt, peri_kjt_desc *out);
 /** Its keys. Borrowed, live as long as the kjt. */
 PERI_API peri_keys *peri_kjt_keys(const peri_kjt *kjt);
 /** Its tensors; NULL for weights or inverse indices that are not there. Lengths and offsets are derived when they were not given:

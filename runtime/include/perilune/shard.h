@@ -11,13 +11,13 @@
 
 /** Sharding types (TorchRec's ShardingType); names: peri_sharding_type_name. */
 enum {
-    PERI_DATA_PARALLEL = 0, /* every rank has the whole table and the gradients are reduced */
-    PERI_TABLE_WISE = 1,    /* the whole table on one rank */
-    PERI_ROW_WISE = 2,      /* contiguous blocks of rows over ranks */
-    PERI_COLUMN_WISE = 3,   /* blocks of columns over ranks */
-    PERI_TABLE_ROW_WISE = 4,    /* blocks of rows over the ranks of one node, which add their parts up before these cross the network */
-    PERI_TABLE_COLUMN_WISE = 5, /* blocks of columns over the ranks of one node */
-    PERI_GRID_SHARD = 6,        /* blocks of columns over nodes, each table-row-wise within its node */
+    PERI_TABLE_WISE = 0,    /* the whole table on one rank */
+    PERI_ROW_WISE = 1,      /* contiguous blocks of rows over ranks */
+    PERI_COLUMN_WISE = 2,   /* blocks of columns over ranks */
+    PERI_TABLE_ROW_WISE = 3,    /* blocks of rows over the ranks of one node, which add their parts up before these cross the network */
+    PERI_TABLE_COLUMN_WISE = 4, /* blocks of columns over the ranks of one node */
+    PERI_GRID_SHARD = 5,        /* blocks of columns over nodes, each table-row-wise within its node */
+    PERI_DATA_PARALLEL = 6,     /* every rank has the whole table and the gradients are reduced */
     PERI_SHARDING_TYPE_COUNT = 7
 };
 
@@ -30,6 +30,7 @@ typedef struct peri_shard {
 
 /** How one table is cut: what a plan says of it. */
 typedef struct peri_sharding {
+    int64_t size; /* sizeof(peri_sharding) */
     int32_t type;                   /* PERI_TABLE_WISE, ... */
     int32_t world_size;             /* ranks */
     int32_t n_ranks;                /* 0: the type's default */
@@ -72,12 +73,13 @@ typedef struct peri_sharded_ref {
     peri_sharded *ptr;
 } peri_sharded_ref;
 
-/** Who trains a table: a dense optimizer through leaf tensors, or the module itself in the backward pass; or nobody: rows that are written
+/** Who trains a table: the module itself in the backward pass, or a dense optimizer through leaf tensors; or nobody: rows that are written
  *  once and looked up (all tables of a module, or none). Such a module records nothing, and its rows may be bytes. */
-enum { PERI_KERNEL_DENSE = 0, PERI_KERNEL_FUSED = 1, PERI_KERNEL_QUANT = 2 };
+enum { PERI_KERNEL_FUSED = 0, PERI_KERNEL_DENSE = 1, PERI_KERNEL_QUANT = 2 };
 
 /** Managed collision of a table (perilune/collision.h): its ids are raw, and become rows by maps. All but @map is alike on every rank. */
 typedef struct peri_sharded_collision {
+    int64_t size; /* sizeof(peri_sharded_collision) */
     peri_collision *map;     /* of this rank's buckets: just the rows of its shard; retained. NULL where it has none */
     const int64_t *segments; /* int64[buckets + 1]: rows where buckets begin, and the end; shards begin at some of them */
     int64_t input_hash_size; /* PERI_SPREAD_RANGE */
@@ -87,6 +89,7 @@ typedef struct peri_sharded_collision {
 
 /** One table and its plan entry. */
 typedef struct peri_sharded_table {
+    int64_t size; /* sizeof(peri_sharded_table) */
     const char *name;
     int64_t rows, cols;     /* of the whole table */
     double init_a, init_b;
@@ -97,7 +100,7 @@ typedef struct peri_sharded_table {
     int32_t pooling, init;  /* PERI_POOLING_* (SUM or MEAN; EC: NONE, and all tables have equal columns), PERI_INIT_* */
     int32_t sharding_type, compute_kernel;
     int32_t optimizer;      /* index into config.optimizers; for PERI_KERNEL_FUSED */
-    int32_t dtype;          /* of the weights: PERI_F32 (or 0), PERI_F16, PERI_BF16; PERI_KERNEL_DENSE: f32; PERI_KERNEL_QUANT: also
+    int32_t dtype;          /* of the weights: PERI_F32, PERI_F16, PERI_BF16; PERI_KERNEL_DENSE: f32; PERI_KERNEL_QUANT: also
                                PERI_ROWS_*, and `init` is PERI_INIT_NONE: rows of bytes start as zeros */
     int32_t bounds_check;   /* PERI_BOUNDS_*: ids are checked at home, before they are routed; of tables with one route, the strictest */
     bool mapped;            /* shards in the host's memory, as in peri_tbe_config (TorchRec's fused_uvm, quant_uvm); not dense ones */
@@ -111,6 +114,7 @@ typedef struct peri_sharded_codecs {
 } peri_sharded_codecs;
 
 typedef struct peri_sharded_config {
+    int64_t size; /* sizeof(peri_sharded_config) */
     peri_group *group;      /* retained; every member makes the same module */
     peri_device *device;
     const peri_sharded_table *tables; /* copied, in the order of the module */
@@ -121,7 +125,7 @@ typedef struct peri_sharded_config {
     bool weighted;          /* every input has per-sample weights, or none has */
     int32_t gradient_division; /* PERI_DIVISION_*: whether gradients that come back are divided by the size of the group (mean over ranks);
                                   DEFAULT: as exchanges of the group are when the module is made */
-    int32_t output_dtype;   /* PERI_F32 (or 0), PERI_F16, PERI_BF16: sums are f32, and rounded to nearest even at last */
+    int32_t output_dtype;   /* PERI_F32, PERI_F16, PERI_BF16: sums are f32, and rounded to nearest even at last */
     peri_sharded_codecs all_to_all;     /* of rows of table-wise and column-wise shards, of those that were added up within a node, and of
                                            all rows of an EC */
     peri_sharded_codecs reduce_scatter; /* of row-wise shards, and of those within a node; they are added up in f32, when they are here */

@@ -21,6 +21,7 @@ typedef struct peri_tensor_ref {
 
 /** What a tensor looks like. */
 typedef struct peri_tensor_desc {
+    int64_t size; /* sizeof(peri_tensor_desc) */
     int32_t dtype, ndim;
     int64_t shape[PERI_MAX_DIMS];
     int64_t stride[PERI_MAX_DIMS]; /* elements */
@@ -55,8 +56,8 @@ PERI_API bool peri_tensor_is_pinned(const peri_tensor *t);
 PERI_API void peri_tensor_retain(peri_tensor *t);
 /** Give up a reference; NULL is fine. */
 PERI_API void peri_tensor_release(peri_tensor *t);
-/** Describe @t. */
-PERI_API void peri_tensor_describe(const peri_tensor *t, peri_tensor_desc *out);
+/** Describe @t. @out: its `size` is set. */
+PERI_API peri_status peri_tensor_describe(const peri_tensor *t, peri_tensor_desc *out);
 /** Copy all elements of @t, in row-major order, from host memory @src of @bytes = numel * element size. @src is consumed at once. */
 PERI_API peri_status peri_tensor_write(peri_tensor *t, const void *src, int64_t bytes);
 /** Copy all elements of @t, in row-major order, to host memory @dst of @bytes. Blocks until they are computed. */

@@ -23,6 +23,7 @@ enum { PERI_TUNE_WAYS = 8 }; /* most ways of a choice */
 
 /** A choice. All texts are static. */
 typedef struct peri_tune_choice {
+    int64_t size; /* sizeof(peri_tune_choice) */
     const char *name;               /* "lookup_prefetch" */
     const char *text;               /* what is chosen, one sentence */
     const char *ways[PERI_TUNE_WAYS]; /* allowed words; NULL behind the last */

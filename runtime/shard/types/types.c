@@ -51,7 +51,7 @@ peri_status peri__check_one_node(const peri_sharding *s, const int32_t *ranks, i
 
 peri_status peri_sharding_shards(const peri_sharding *s, peri_shard *out, int32_t capacity, int32_t *n)
 {
-    PERI_NEED(s);
+    PERI_TAKE(peri_sharding, s);
     PERI_NEED(n);
     const char *table = s->table ? s->table : "?";
     if (s->type < 0 || s->type >= PERI_SHARDING_TYPE_COUNT)

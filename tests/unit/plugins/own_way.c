@@ -93,7 +93,9 @@ static bool has(void *device, int32_t work, const void *args)
 static peri_status launch(void *device, void *stream, int32_t kernel, const void *args, int64_t args_size, int64_t n, int64_t grain)
 {
     (void)device, (void)stream, (void)args_size, (void)grain;
-    host->kernels()->fn[kernel](args, 0, n);
+    int32_t count;
+    const peri_work_entry *list = peri_work_list(&count);
+    host->kernel(list[kernel].name, list[kernel].args)(args, 0, n);
     return PERI_OK;
 }
 
@@ -290,7 +292,7 @@ static void tbe_sort(const peri_op_tbe_sort *a)
     uint32_t counts[2];
     peri_k_tbe_keys_args keys = {.list = a->list, .keys = a->keys, .items = a->items, .counts = counts, .total_rows = a->total_rows,
                                  .chunks = 1, .payload_bits = a->payload_bits, .shift = a->payload_bits, .bits = 1};
-    host->kernels()->fn[PERI_K_tbe_keys](&keys, 0, 1);
+    host->kernel("tbe_keys", sizeof keys)(&keys, 0, 1);
     for (int64_t i = 1; i < a->list.spans[a->list.n_blocks].items; i++) {
         uint64_t key = a->keys[i];
         int64_t at = i;
@@ -312,20 +314,19 @@ static int64_t scratch(void *device, int32_t op, const void *args)
 
 static void one_chunk(int32_t op, const void *args, void *memory)
 {
-    const peri_kernel_fn *fn = host->kernels()->fn;
-    if (op == PERI_OP_tbe_prepare) fn[PERI_K_tbe_prepare](args, 0, 1);
-    if (op == PERI_OP_tbe_report) fn[PERI_K_tbe_report](args, 0, 1);
+    if (op == PERI_OP_tbe_prepare) host->kernel("tbe_prepare", sizeof(peri_op_args_of_tbe_prepare))(args, 0, 1);
+    if (op == PERI_OP_tbe_report) host->kernel("tbe_report", sizeof(peri_op_args_of_tbe_report))(args, 0, 1);
     if (op == PERI_OP_tbe_forward) {
         peri_k_tbe_forward_args a = *(const peri_k_tbe_forward_args *)args;
         a.chunks = 1;
-        fn[PERI_K_tbe_forward](&a, 0, 1);
+        host->kernel("tbe_forward", sizeof a)(&a, 0, 1);
     }
     if (op == PERI_OP_tbe_update) {
         peri_k_tbe_update_args a = *(const peri_k_tbe_update_args *)args;
         a.chunks = 1;
         a.scratch = memory;
         a.scratch_stride = update_stride(args);
-        fn[PERI_K_tbe_update](&a, 0, 1);
+        host->kernel("tbe_update", sizeof a)(&a, 0, 1);
     }
 }
 
@@ -353,7 +354,7 @@ static peri_status run(void *device, void *stream, int32_t op, const void *args,
 }
 
 static const peri_device_vtab device = {
-    .size = sizeof device, .abi = PERI_DEVICE_ABI, .name = "own_way", .kernels = peri_kernels_hash, .probe = probe, .open = open_device,
+    .size = sizeof device, .abi = PERI_DEVICE_ABI, .name = "own_way", .work = peri_work_list, .probe = probe, .open = open_device,
     .close = close_device, .alloc = take, .free = give, .stream_new = make, .stream_delete = drop, .stream_sync = done,
     .stream_wait = order, .event_new = make, .event_delete = drop, .event_record = order, .event_query = done, .event_sync = done,
     .copy = copy, .launch = launch, .has = has, .scratch = scratch, .run = run,

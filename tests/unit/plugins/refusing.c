@@ -15,7 +15,7 @@ static peri_status probe(char *reason, size_t len)
 }
 
 static const peri_device_vtab device = {
-    .size = sizeof device, .abi = PERI_DEVICE_ABI, .name = "refusing", .kernels = peri_kernels_hash, .probe = probe};
+    .size = sizeof device, .abi = PERI_DEVICE_ABI, .name = "refusing", .work = peri_work_list, .probe = probe};
 
 __attribute__((visibility("default"))) const peri_device_vtab *peri_device_entry_v1(const peri_plugin_host *host)
 {

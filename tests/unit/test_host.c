@@ -1,0 +1,541 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_host.c: the library as a guest in somebody else's process: forks, sandboxes, small stacks, its beginning and its end, its threads.
+ */
+#include "tests/harness/check.h"
+
+#include "runtime/base/internal.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fenv.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <malloc.h>
+#include <perilune/host.h>
+#include <perilune/perilune.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+enum { SANITIZED = 1 };
+#else
+enum { SANITIZED = 0 };
+#endif
+
+enum { ROWS = 20000, COLS = 8, BATCH = 4096, WORKERS = 4 };
+
+/** A table whose rows are all 1, and a batch of one id a bag. */
+typedef struct guest {
+    peri_device *cpu;
+    peri_tbe *tbe;
+    peri_tbe_input in;
+    peri_tensor *out, *grad;
+} guest;
+
+static peri_status guest_new(guest *g, bool in_file, int64_t batch)
+{
+    const int64_t ends = batch + 1, shape[2] = {batch, COLS};
+    void *p;
+    *g = (guest){0};
+    PERI_TRY(peri_device_get("cpu", &g->cpu));
+    const peri_table_config table = {.size = sizeof table, .name = "t", .rows = ROWS, .cols = COLS, .init = PERI_INIT_CONSTANT, .init_a = 1};
+    const peri_cache_params cache = {.size = sizeof cache, .load_factor = 0.5};
+    peri_tbe_optimizer sgd = {.size = sizeof sgd};
+    PERI_TRY(peri_tbe_optimizer_default(PERI_TBE_SGD, &sgd));
+    peri_tbe_config config = {.size = sizeof config, .device = g->cpu, .n_tables = 1, .tables = &table, .optimizer = &sgd};
+    if (in_file) config.caches = &cache;
+    PERI_TRY(peri_tbe_new(&config, &g->tbe));
+    PERI_TRY(peri_tensor_new(g->cpu, PERI_I64, 1, &batch, &g->in.ids));
+    PERI_TRY(peri_tensor_new(g->cpu, PERI_I64, 1, &ends, &g->in.offsets));
+    PERI_TRY(peri_tensor_data(g->in.ids, &p));
+    for (int64_t i = 0; i < batch; i++) ((int64_t *)p)[i] = i * 977 % ROWS;
+    PERI_TRY(peri_tensor_data(g->in.offsets, &p));
+    for (int64_t i = 0; i <= batch; i++) ((int64_t *)p)[i] = i;
+    PERI_TRY(peri_tensor_new(g->cpu, PERI_F32, 2, shape, &g->out));
+    PERI_TRY(peri_tensor_full(g->cpu, PERI_F32, 2, shape, 0.5, &g->grad));
+    const peri_tbe_block block = {.bags = batch, .out_stride = COLS, .feature = -1};
+    return peri_tbe_blocks_new(g->tbe, &block, 1, &g->in.blocks);
+}
+
+static void guest_free(guest *g)
+{
+    peri_tensor *own[] = {g->in.ids, g->in.offsets, g->out, g->grad};
+    for (size_t i = 0; i < sizeof own / sizeof *own; i++) peri_tensor_release(own[i]);
+    peri_tbe_blocks_release(g->in.blocks);
+    peri_tbe_release(g->tbe);
+}
+
+/** The sum of a lookup; it is BATCH * COLS before the first update. Negative: an error. */
+static double guest_use(guest *g)
+{
+    float out[BATCH * COLS];
+    double sum = 0;
+    if (peri_tbe_forward(g->tbe, &g->in, g->out) < 0 || peri_tensor_read(g->out, out, sizeof out) < 0) return -1;
+    for (int i = 0; i < BATCH * COLS; i++) sum += (double)out[i];
+    return sum;
+}
+
+/** A matrix product that all workers share; its sum. */
+static double product(peri_device *cpu)
+{
+    enum { N = 600 };
+    const int64_t shape[2] = {N, N};
+    const int32_t both[2] = {0, 1};
+    peri_tensor *a, *b, *sum;
+    double x = -1;
+    if (peri_tensor_full(cpu, PERI_F32, 2, shape, 1, &a) < 0) return -1;
+    if (peri_op_matmul(a, a, &b) >= 0) {
+        if (peri_op_sum(b, both, 2, false, &sum) >= 0) {
+            (void)peri_tensor_item(sum, 0, &x);
+            peri_tensor_release(sum);
+        }
+        peri_tensor_release(b);
+    }
+    peri_tensor_release(a);
+    return x / N / N / N;
+}
+
+/** Run @body in a child, which has 20 s; its exit status, or 100 and more: the signal that ended it. */
+static int in_child(int (*body)(void *ctx), void *ctx)
+{
+    fflush(NULL);
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        alarm(20);
+        _exit(body(ctx));
+    }
+    int status = 0;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    return WIFSIGNALED(status) ? 100 + WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+/** Threads of this process, and how many of them are called @name (or NULL). */
+static int threads_called(const char *name)
+{
+    DIR *folder = opendir("/proc/self/task");
+    int n = 0;
+    for (struct dirent *e; folder && (e = readdir(folder));) {
+        char path[300], text[64] = "";
+        if (e->d_name[0] == '.') continue;
+        snprintf(path, sizeof path, "/proc/self/task/%s/comm", e->d_name);
+        FILE *f = fopen(path, "r");
+        if (f && fgets(text, sizeof text, f)) text[strcspn(text, "\n")] = 0;
+        if (f) fclose(f);
+        n += !name || !strcmp(text, name);
+    }
+    closedir(folder);
+    return n;
+}
+
+/* -- fork ---------------------------------------------------------------------------------------------------------------------------- */
+
+static int child_uses_all(void *ctx)
+{
+    guest *g = ctx, own;
+    if (guest_use(g) != BATCH * COLS) return 1;
+    if (peri_tbe_backward(g->tbe, &g->in, g->grad, NULL) < 0) return 2;
+    if (guest_use(g) >= BATCH * COLS) return 3; /* the rows went down */
+    if (product(g->cpu) != 1) return 4;
+    if (guest_new(&own, true, BATCH) < 0 || guest_use(&own) != BATCH * COLS) return 5; /* tables in files that are its own */
+    guest_free(&own);
+    guest_free(g);
+    return threads_called("perilune") == WORKERS - 1 ? 0 : 6;
+}
+
+static void a_child_goes_on_with_what_is_in_memory(void **state)
+{
+    (void)state;
+    guest g;
+    assert_ok(peri_threads_set(WORKERS));
+    assert_ok(guest_new(&g, false, BATCH));
+    assert_true(guest_use(&g) == BATCH * COLS);
+    assert_true(product(g.cpu) == 1);
+    assert_int_equal(in_child(child_uses_all, &g), 0);
+    assert_true(guest_use(&g) == BATCH * COLS); /* the child's update was its own */
+    assert_ok(peri_tbe_backward(g.tbe, &g.in, g.grad, NULL));
+    guest_free(&g);
+}
+
+static int child_is_told(void *ctx)
+{
+    guest *g = ctx;
+    if (guest_use(g) >= 0 || peri_error_status() != PERI_EUNSUPPORTED) return 1;
+    if (!strstr(peri_error_message(), "tables in a cache are of the process that this one was forked from")) return 2;
+    if (peri_tbe_flush(g->tbe) != PERI_EUNSUPPORTED) return 3;
+    guest_free(g); /* ends, although the threads are not there */
+    return 0;
+}
+
+static int child_leaves(void *ctx)
+{
+    (void)ctx;
+    exit(0); /* with all that is open */
+}
+
+static void a_child_is_told_what_it_cannot_use(void **state)
+{
+    (void)state;
+    guest g;
+    assert_ok(guest_new(&g, true, BATCH));
+    assert_true(guest_use(&g) == BATCH * COLS);
+    assert_int_equal(in_child(child_is_told, &g), 0);
+    assert_int_equal(in_child(child_leaves, &g), 0);
+    assert_true(guest_use(&g) == BATCH * COLS);
+    guest_free(&g);
+}
+
+static peri_group *of_two[2];
+
+static int child_asks_a_group(void *ctx)
+{
+    (void)ctx;
+    peri_work *work = NULL;
+    if (peri_coll_barrier(of_two[0], 0, &work) != PERI_EUNSUPPORTED) return 1;
+    return strstr(peri_error_message(), "is of the process that this one was forked from") ? 0 : 2;
+}
+
+static void groups_stay_with_their_process(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        peri_comm_config config = {.size = sizeof config, .transport = "sim", .job = "host", .rank = i, .world_size = 2, .timeout_s = 20};
+        assert_ok(peri_comm_open(&config, &of_two[i]));
+    }
+    assert_int_equal(in_child(child_asks_a_group, NULL), 0);
+    peri_work *work[2];
+    for (int i = 0; i < 2; i++) assert_ok(peri_coll_barrier(of_two[i], 0, &work[i]));
+    for (int i = 0; i < 2; i++) assert_ok(peri_work_wait(work[i]));
+    for (int i = 0; i < 2; i++) peri_work_release(work[i]);
+    for (int i = 0; i < 2; i++) peri_group_release(of_two[i]);
+}
+
+static atomic_bool enough;
+
+static void *compute(void *ctx)
+{
+    while (!atomic_load(&enough)) assert_true(guest_use(ctx) == BATCH * COLS);
+    return NULL;
+}
+
+static int child_computes(void *ctx)
+{
+    guest own;
+    (void)ctx;
+    if (guest_new(&own, false, BATCH) < 0 || guest_use(&own) != BATCH * COLS) return 1;
+    return product(own.cpu) == 1 ? 0 : 2;
+}
+
+/** Whatever other threads do at that moment: a child's own objects work. */
+static void children_come_while_others_compute(void **state)
+{
+    (void)state;
+    guest g[3];
+    pthread_t thread[3];
+    assert_ok(peri_threads_set(WORKERS));
+    atomic_store(&enough, false);
+    for (int i = 0; i < 3; i++) {
+        assert_ok(guest_new(&g[i], false, BATCH));
+        assert_int_equal(pthread_create(&thread[i], NULL, compute, &g[i]), 0);
+    }
+    for (int i = 0; i < 20; i++) assert_int_equal(in_child(child_computes, NULL), 0);
+    atomic_store(&enough, true);
+    for (int i = 0; i < 3; i++) {
+        pthread_join(thread[i], NULL);
+        guest_free(&g[i]);
+    }
+}
+
+/* -- the beginning and the end --------------------------------------------------------------------------------------------------------- */
+
+/** In a child, so that nothing is left of the tests before. */
+static int begins_and_ends(void *ctx)
+{
+    (void)ctx;
+    guest g;
+    if (peri_host_shutdown() != PERI_EINVAL) return 1;
+    for (int round = 0; round < 5; round++) {
+        if (peri_host_init() < 0 || peri_host_init() < 0) return 2;
+        if (peri_threads_set(WORKERS) < 0 || guest_new(&g, round % 2 == 1, BATCH) < 0) return 3;
+        if (guest_use(&g) != BATCH * COLS || product(g.cpu) != 1) return 4;
+        if (threads_called("perilune") < WORKERS - 1) return 5;
+        if (peri_host_shutdown() < 0) return 6; /* the other one still uses it */
+        if (peri_host_shutdown() != PERI_EINVAL || !strstr(peri_error_message(), "objects are not released yet")) return 7;
+        if (guest_use(&g) != BATCH * COLS) return 8;
+        guest_free(&g);
+        if (peri_host_shutdown() < 0) return 9;
+        if (peri_mem_objects() != 0 || threads_called("perilune") != 0) return 10;
+        if (peri_mem_live() != 0) return 11;
+    }
+    return peri_host_shutdown() == PERI_EINVAL ? 0 : 12;
+}
+
+static void nothing_is_left_at_the_end_and_it_begins_again(void **state)
+{
+    (void)state;
+    int64_t live = peri_mem_live();
+    if (live > 0 || peri_mem_objects() > 0) { /* of the tests before: pools */
+        assert_int_equal(peri_mem_objects(), 0);
+        assert_ok(peri_host_init());
+        assert_ok(peri_host_shutdown());
+    }
+    assert_int_equal(in_child(begins_and_ends, NULL), 0);
+}
+
+/* -- log lines and plugins --------------------------------------------------------------------------------------------------------------- */
+
+typedef struct heard {
+    int32_t level, lines;
+    char text[256];
+} heard;
+
+static void hear(void *ctx, int32_t level, const char *text)
+{
+    heard *h = ctx;
+    h->level = level;
+    h->lines++;
+    snprintf(h->text, sizeof h->text, "%s", text);
+}
+
+static void log_lines_go_to_the_host(void **state)
+{
+    (void)state;
+    heard h = {0};
+    peri_host_log_set(hear, &h);
+    peri__log(PERI_LOG_WARN, "row %d is %s", 7, "odd");
+    peri__log(PERI_LOG_DEBUG, "not of this level");
+    peri_host_log_set(NULL, NULL);
+    assert_int_equal(h.lines, 1);
+    assert_int_equal(h.level, PERI_LOG_WARN);
+    assert_string_equal(h.text, "perilune warning: row 7 is odd");
+}
+
+static void plugins_come_from_folders_that_the_host_names(void **state)
+{
+    (void)state;
+    char folder[4000] = "";
+    peri_device *device = NULL;
+    unsetenv("PERI_PLUGIN_PATH");
+    assert_true(readlink("/proc/self/exe", folder, sizeof folder - 20) > 0);
+    strcpy(strrchr(folder, '/'), "/plugins");
+    assert_fails(peri_host_plugin_path_set("plugins"), PERI_EINVAL, "the folder 'plugins', allowed: paths that begin with /");
+    assert_fails(peri_host_plugin_path_set("/a:b"), PERI_EINVAL, "the folder 'b', allowed");
+    assert_fails(peri_device_get("own_way", &device), PERI_ENOTFOUND, "no libperilune_own_way.so");
+    assert_ok(peri_host_plugin_path_set(folder));
+    assert_ok(peri_device_get("own_way", &device));
+    assert_ok(peri_host_plugin_path_set(NULL));
+}
+
+/* -- processors ------------------------------------------------------------------------------------------------------------------------ */
+
+static void write_text(const char *folder, const char *name, const char *text)
+{
+    char path[600], *slash;
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    for (slash = strchr(path + strlen(folder) + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+        *slash = 0;
+        (void)mkdir(path, 0700);
+        *slash = '/';
+    }
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    fputs(text, f);
+    fclose(f);
+}
+
+static void threads_follow_the_quota_of_the_control_group(void **state)
+{
+    (void)state;
+    char folder[] = "/tmp/perilune-groups-XXXXXX", member[200], command[300];
+    assert_non_null(mkdtemp(folder));
+    snprintf(member, sizeof member, "%s/member", folder);
+    assert_int_equal(peri__quota_of(folder, member), 0); /* nobody says */
+    write_text(folder, "member", "0::/a/b\n");
+    assert_int_equal(peri__quota_of(folder, member), 0);
+    write_text(folder, "a/b/cpu.max", "max 100000\n");
+    assert_int_equal(peri__quota_of(folder, member), 0);
+    write_text(folder, "a/cpu.max", "250000 100000\n");
+    assert_int_equal(peri__quota_of(folder, member), 3); /* of the group above, rounded up */
+    write_text(folder, "a/b/cpu.max", "150000 100000\n");
+    assert_int_equal(peri__quota_of(folder, member), 2);
+    write_text(folder, "cpu.max", "10000 100000\n"); /* what a container sees of its own */
+    assert_int_equal(peri__quota_of(folder, member), 1);
+    write_text(folder, "member", "0::/\n");
+    assert_int_equal(peri__quota_of(folder, member), 1);
+    write_text(folder, "member", "7:memory:/x\n4:cpu,cpuacct:/x\n");
+    write_text(folder, "cpu,cpuacct/x/cpu.cfs_quota_us", "-1\n");
+    assert_int_equal(peri__quota_of(folder, member), 0);
+    write_text(folder, "cpu,cpuacct/cpu.cfs_quota_us", "400000\n");
+    write_text(folder, "cpu,cpuacct/cpu.cfs_period_us", "100000\n");
+    assert_int_equal(peri__quota_of(folder, member), 4);
+    snprintf(command, sizeof command, "rm -rf %s", folder);
+    assert_int_equal(system(command), 0);
+}
+
+/* -- what is the caller's stays the caller's --------------------------------------------------------------------------------------------- */
+
+static void *on_a_small_stack(void *ctx)
+{
+    guest g;
+    static float out[BATCH * COLS];
+    *(int *)ctx = 1;
+    if (guest_new(&g, false, BATCH) < 0) return NULL;
+    *(int *)ctx = 2;
+    if (peri_tbe_forward(g.tbe, &g.in, g.out) < 0 || peri_tensor_read(g.out, out, sizeof out) < 0 || out[0] != 1) return NULL;
+    *(int *)ctx = 3;
+    if (peri_tbe_backward(g.tbe, &g.in, g.grad, NULL) < 0 || product(g.cpu) != 1) return NULL;
+    *(int *)ctx = 4;
+    void *p;
+    if (peri_tensor_data(g.in.ids, &p) < 0) return NULL;
+    ((int64_t *)p)[5] = ROWS; /* an error with words */
+    if (peri_tbe_forward(g.tbe, &g.in, g.out) != PERI_ERANGE) return NULL;
+    guest_free(&g);
+    *(int *)ctx = 0;
+    return NULL;
+}
+
+static void a_stack_of_64_kib_is_enough(void **state)
+{
+    (void)state;
+    if (SANITIZED) skip(); /* sanitizers need more */
+    pthread_attr_t attr;
+    pthread_t thread;
+    int where = -1;
+    pthread_attr_init(&attr);
+    assert_int_equal(pthread_attr_setstacksize(&attr, 64 << 10), 0);
+    assert_int_equal(pthread_create(&thread, &attr, on_a_small_stack, &where), 0);
+    pthread_join(thread, NULL);
+    pthread_attr_destroy(&attr);
+    assert_int_equal(where, 0);
+}
+
+static void rounding_and_masks_stay(void **state)
+{
+    (void)state;
+    guest g;
+    sigset_t before, after;
+    struct sigaction old[32], now;
+    assert_ok(guest_new(&g, false, BATCH));
+    pthread_sigmask(SIG_SETMASK, NULL, &before);
+    for (int i = 1; i < 32; i++) sigaction(i, NULL, &old[i]);
+    fesetround(FE_UPWARD);
+#if defined(__x86_64__)
+    const unsigned control = __builtin_ia32_stmxcsr() | 0x8040u; /* denormals are zero, and are flushed: as this host likes it */
+    __builtin_ia32_ldmxcsr(control);
+#endif
+    const double sum = guest_use(&g), one = product(g.cpu);
+    assert_int_equal(fegetround(), FE_UPWARD);
+#if defined(__x86_64__)
+    assert_int_equal(__builtin_ia32_stmxcsr() & ~0x3fu, control & ~0x3fu);
+    __builtin_ia32_ldmxcsr(control & ~0x8040u);
+#endif
+    fesetround(FE_TONEAREST);
+    assert_true(sum == BATCH * COLS && one == 1);
+    pthread_sigmask(SIG_SETMASK, NULL, &after);
+    for (int i = 1; i < 65; i++) assert_int_equal(sigismember(&before, i), sigismember(&after, i));
+    for (int i = 1; i < 32; i++) {
+        sigaction(i, NULL, &now);
+        assert_true(now.sa_handler == old[i].sa_handler);
+    }
+    guest_free(&g);
+}
+
+/* -- a sandbox ---------------------------------------------------------------------------------------------------------------------------- */
+
+/** From now on these calls of the system are refused. */
+static bool refuse(const int *calls, int n)
+{
+    struct sock_filter code[64] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr))};
+    int at = 1;
+    for (int i = 0; i < n; i++) {
+        code[at++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (unsigned)calls[i], 0, 1);
+        code[at++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM);
+    }
+    code[at++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+    struct sock_fprog program = {(unsigned short)at, code};
+    return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
+static int sandboxed(void *ctx)
+{
+    static const int calls[] = {SYS_io_uring_setup, SYS_io_uring_enter, SYS_io_uring_register, SYS_mbind, SYS_set_mempolicy,
+                                SYS_get_mempolicy, SYS_sched_setaffinity, SYS_sched_getaffinity, SYS_madvise, SYS_process_vm_readv};
+    guest g;
+    heard h = {0};
+    (void)ctx;
+    if (!refuse(calls, (int)(sizeof calls / sizeof *calls))) return 77;
+    peri_host_log_set(hear, &h);
+    if (peri_threads_set(WORKERS) < 0 || guest_new(&g, true, BATCH) < 0) return 1;
+    if (guest_use(&g) != BATCH * COLS || peri_tbe_backward(g.tbe, &g.in, g.grad, NULL) < 0) return 2;
+    if (strcmp(peri_tbe_cache_io(g.tbe), "threads") != 0) return 3;
+    if (product(g.cpu) != 1) return 4;
+    guest_free(&g);
+    return h.lines == 0 ? 0 : 5;
+}
+
+static void a_sandbox_means_a_slower_way(void **state)
+{
+    (void)state;
+    if (SANITIZED) skip();
+    const int status = in_child(sandboxed, NULL);
+    if (status == 77) skip(); /* filters cannot be set here */
+    assert_int_equal(status, 0);
+}
+
+/* -- batches of all sizes -------------------------------------------------------------------------------------------------------------------- */
+
+static int sizes(void *ctx)
+{
+    enum { MOST = 10000, WARM = 100 };
+    guest g;
+    int64_t live = 0, *zeros = calloc(MOST + 1, sizeof *zeros);
+    size_t heap = 0;
+    (void)ctx;
+    if (!zeros || guest_new(&g, false, BATCH) < 0) return 1;
+    for (int64_t i = 0; i < MOST; i++) {
+        const int64_t n = i < WARM ? MOST - i : i - WARM + 1, ends = n + 1; /* the largest ones first */
+        const peri_tbe_block block = {.bags = n, .out_stride = COLS, .feature = -1};
+        const int64_t whole[2] = {n, COLS};
+        peri_tbe_input in = {0};
+        peri_tensor *out;
+        if (peri_tensor_new(g.cpu, PERI_I64, 1, &n, &in.ids) < 0 || peri_tensor_write(in.ids, zeros, n * 8) < 0) return 2;
+        if (peri_tensor_new(g.cpu, PERI_I64, 1, &ends, &in.offsets) < 0 || peri_tensor_write(in.offsets, zeros, ends * 8) < 0) return 3;
+        if (peri_tbe_blocks_new(g.tbe, &block, 1, &in.blocks) < 0 || peri_tensor_new(g.cpu, PERI_F32, 2, whole, &out) < 0) return 4;
+        if (peri_tbe_forward(g.tbe, &in, out) < 0) return 5;
+        peri_tensor_release(in.ids);
+        peri_tensor_release(in.offsets);
+        peri_tensor_release(out);
+        peri_tbe_blocks_release(in.blocks);
+        if (i == WARM) {
+            live = peri_mem_live();
+            heap = mallinfo2().uordblks;
+        }
+    }
+    if (peri_mem_live() > live + 4096) return 6;
+    return mallinfo2().uordblks > heap + (256 << 10) ? 7 : 0;
+}
+
+static void memory_does_not_grow_with_the_sizes_of_batches(void **state)
+{
+    (void)state;
+    if (SANITIZED) skip();
+    assert_int_equal(in_child(sizes, NULL), 0);
+}
+
+static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(log_lines_go_to_the_host), cmocka_unit_test(plugins_come_from_folders_that_the_host_names),
+    cmocka_unit_test(threads_follow_the_quota_of_the_control_group), cmocka_unit_test(a_child_goes_on_with_what_is_in_memory),
+    cmocka_unit_test(a_child_is_told_what_it_cannot_use), cmocka_unit_test(groups_stay_with_their_process),
+    cmocka_unit_test(children_come_while_others_compute), cmocka_unit_test(a_stack_of_64_kib_is_enough),
+    cmocka_unit_test(rounding_and_masks_stay), cmocka_unit_test(a_sandbox_means_a_slower_way),
+    cmocka_unit_test(memory_does_not_grow_with_the_sizes_of_batches), cmocka_unit_test(nothing_is_left_at_the_end_and_it_begins_again),
+};
+
+int main(void) { return cmocka_run_group_tests(tests, NULL, NULL); }
