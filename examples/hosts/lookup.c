@@ -47,16 +47,16 @@ static void fill(peri_tbe *tables, peri_device *cpu, int64_t table, int64_t rows
 static peri_tbe *make_tables(peri_device *cpu)
 {
     static const char *const features[] = {"clicked", "tags"};
-    static peri_table_config table[2]; /* static: zeros, which are the defaults of all fields */
+    static peri_table_config table[2]; /* static: zeros, which are the defaults of all fields but `size` */
     static peri_tbe_config config;
     peri_tbe *tables;
+    config.size = sizeof config, table[0].size = table[1].size = sizeof table[0];
     table[0].name = "items", table[0].rows = ITEMS, table[0].cols = COLS, table[0].pooling = PERI_POOLING_SUM;
     table[1].name = "tags", table[1].rows = TAGS, table[1].cols = COLS, table[1].pooling = PERI_POOLING_MEAN;
     table[0].init = table[1].init = PERI_INIT_NONE;
     config.device = cpu, config.dtype = PERI_F32;
     config.tables = table, config.n_tables = 2;
     config.features = features, config.n_features = 2;
-    config.optimizer.kind = PERI_TBE_NONE;
     check(peri_tbe_new(&config, &tables));
     fill(tables, cpu, 0, ITEMS);
     fill(tables, cpu, 1, TAGS);

@@ -38,10 +38,11 @@ static peri_tensor *tensor_of(int32_t dtype, int64_t count, const void *data)
 static peri_sharded *make_tables(void)
 {
     const int32_t which[] = {0, 1}, last = peri_group_size(world) - 1;
-    static peri_sharded_table table[2]; /* static: zeros, which are the defaults of all fields */
+    static peri_sharded_table table[2]; /* static: zeros, which are the defaults of all fields but `size` */
     static peri_sharded_config config;
+    static peri_tbe_optimizer adagrad;
     peri_sharded *tables;
-    peri_tbe_optimizer adagrad = {.size = sizeof adagrad};
+    config.size = sizeof config, table[0].size = table[1].size = sizeof table[0], adagrad.size = sizeof adagrad;
     check(peri_tbe_optimizer_default(PERI_TBE_ROWWISE_ADAGRAD, &adagrad)), adagrad.learning_rate = 0.1;
     table[0].name = "items", table[0].rows = ITEMS, table[0].sharding_type = PERI_TABLE_WISE, table[0].ranks = &last, table[0].n_ranks = 1;
     table[1].name = "words", table[1].rows = WORDS, table[1].sharding_type = PERI_ROW_WISE, table[1].pooling = PERI_POOLING_MEAN;
@@ -67,7 +68,7 @@ static void next_batch(peri_keys *keys, uint32_t step, peri_kjt **batch, peri_te
         for (uint32_t k = 0; k < EACH; k++) odd += (ids[n++] = mix(sample, k) % WORDS) % 2 != 0;
         label[i] = (2 * odd > EACH) == (ids[i] % 2 != 0);
     }
-    args.keys = keys, args.stride = share;
+    args.size = sizeof args, args.keys = keys;
     args.values = tensor_of(PERI_I64, n, ids), args.lengths = tensor_of(PERI_I64, 2 * share, lengths);
     check(peri_kjt_new(&args, batch)), peri_tensor_release(args.values), peri_tensor_release(args.lengths);
     *labels = tensor_of(PERI_F32, share, label);
@@ -92,17 +93,18 @@ static peri_tensor *loss_of(peri_sharded *tables, peri_kjt *batch, peri_tensor *
 int main(void)
 {
     const int64_t cols = COLS;
+    static peri_optim_args options;
     peri_tensor *weight, *labels, *loss, *sum;
-    peri_optim_args options = {.size = sizeof options};
-    peri_reducer *reducer;
     peri_optim *optim;
+    peri_reducer *reducer;
     peri_keys *keys;
     double total;
     check(peri_comm_open(NULL, &world)), check(peri_device_get("cpu", &cpu));
     peri_sharded *tables = make_tables();
     check(peri_keys_new(features, 2, &keys)), check(peri_tensor_full(cpu, PERI_F32, 1, &cols, 1, &weight));
     check(peri_tensor_requires_grad(weight, true)), check(peri_reducer_new(world, &weight, 1, 0, &reducer));
-    check(peri_optim_defaults(PERI_OPTIM_ADAGRAD, &options)), check(peri_optim_new(&options, &weight, 1, &optim));
+    options.size = sizeof options, check(peri_optim_defaults(PERI_OPTIM_ADAGRAD, &options));
+    check(peri_optim_new(&options, &weight, 1, &optim));
     for (uint32_t step = 1; step <= STEPS; step++) {
         peri_kjt *batch;
         peri_work *work;

@@ -27,7 +27,7 @@ static peri_status table_bytes(const peri_tbe_config *c, int64_t i, int64_t rows
 
 static int64_t whole(double bytes) { return bytes < (double)(INT64_MAX / 2) ? (int64_t)bytes : INT64_MAX / 2; }
 
-peri_status peri__tbe_bytes_of(const peri_tbe_config *c, bool apart, peri_tbe_bytes *out)
+static peri_status bytes_of(const peri_tbe_config *c, bool apart, peri_tbe_bytes *out)
 {
     double of_rows = 0, others = 0, host = 0, files = 0;
     PERI_TRY(peri__tbe_check(c));
@@ -40,4 +40,14 @@ peri_status peri__tbe_bytes_of(const peri_tbe_config *c, bool apart, peri_tbe_by
     *out = (peri_tbe_bytes){.device = whole(mapped ? others : of_rows + others), .host = whole(mapped ? host + of_rows : host),
                             .files = whole(files)};
     return PERI_OK;
+}
+
+peri_status peri_tbe_bytes_of(const peri_tbe_config *given, bool apart, peri_tbe_bytes *out)
+{
+    peri_tbe_config c;
+    PERI_NEED(out);
+    PERI_TRY(peri__tbe_config_take(given, "peri_tbe_bytes_of", &c));
+    peri_status status = bytes_of(&c, apart, out);
+    peri__tbe_config_give_up(&c);
+    return status;
 }

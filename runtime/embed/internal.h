@@ -220,8 +220,9 @@ int64_t peri__state_elements(int32_t geometry, int64_t rows, int64_t cols, int64
 peri_status peri__tbe_check(const peri_tbe_config *config);
 /** PERI_TBE_NONE. In all configurations that were taken from callers, `optimizer` is not NULL. */
 extern const peri_tbe_optimizer peri__no_optimizer;
-/** peri_tbe_bytes_of, of a configuration that was taken. */
-peri_status peri__tbe_bytes_of(const peri_tbe_config *config, bool apart, peri_tbe_bytes *out);
+/** @given, of @function's caller, and all that it points to, as today's structures have it; given up by peri__tbe_config_give_up. */
+peri_status peri__tbe_config_take(const peri_tbe_config *given, const char *function, peri_tbe_config *c);
+void peri__tbe_config_give_up(peri_tbe_config *c);
 /** The caller's array of @n structures of @type that begin with their size, as today's of @size bytes: @out, freed by peri__free; NULL
  *  where there is none. @function: who takes it. */
 peri_status peri__structs_take(const void *given, int64_t n, size_t size, const char *function, const char *type, void **out);

@@ -355,8 +355,7 @@ peri_status peri__structs_take(const void *given, int64_t n, size_t size, const 
     return status;
 }
 
-/** @given and all that it points to as today's structures have it; release with config_give_up. */
-static peri_status config_take(const peri_tbe_config *given, const char *f, peri_tbe_config *c)
+peri_status peri__tbe_config_take(const peri_tbe_config *given, const char *f, peri_tbe_config *c)
 {
     void *tables = NULL, *caches = NULL, *optimizer = NULL;
     PERI_TRY(peri__struct_take(c, sizeof *c, given, f, "peri_tbe_config"));
@@ -378,7 +377,7 @@ out:
     return PERI_OK;
 }
 
-static void config_give_up(peri_tbe_config *c)
+void peri__tbe_config_give_up(peri_tbe_config *c)
 {
     peri__free((void *)c->tables);
     if (c->n_tables > 0) peri__free((void *)c->caches);
@@ -389,19 +388,9 @@ peri_status peri_tbe_new(const peri_tbe_config *given, peri_tbe **out)
 {
     peri_tbe_config c;
     PERI_NEED(out);
-    PERI_TRY(config_take(given, "peri_tbe_new", &c));
+    PERI_TRY(peri__tbe_config_take(given, "peri_tbe_new", &c));
     peri_status status = tbe_new(&c, out);
-    config_give_up(&c);
-    return status;
-}
-
-peri_status peri_tbe_bytes_of(const peri_tbe_config *given, bool apart, peri_tbe_bytes *out)
-{
-    peri_tbe_config c;
-    PERI_NEED(out);
-    PERI_TRY(config_take(given, "peri_tbe_bytes_of", &c));
-    peri_status status = peri__tbe_bytes_of(&c, apart, out);
-    config_give_up(&c);
+    peri__tbe_config_give_up(&c);
     return status;
 }
 

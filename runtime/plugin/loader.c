@@ -119,8 +119,8 @@ peri_status peri__plugin_path_set(const char *path)
 {
     for (const char *at = path; at && *at; at = strchr(at, ':') ? strchr(at, ':') + 1 : NULL)
         if (*at != '/')
-            return peri__fail(PERI_EINVAL, "peri_host_plugin_path_set: the folder '%.200s', allowed: paths that begin with /, between them ':'",
-                              at);
+            return peri__fail(PERI_EINVAL, "peri_host_plugin_path_set: the folder '%.200s', allowed: paths that begin with /, between "
+                              "them ':'", at);
     char *copy = NULL;
     if (path && *path && !(copy = peri__strdup(path))) return PERI_ENOMEM;
     pthread_mutex_lock(&lock);

@@ -161,15 +161,14 @@ peri_status peri_device_get(const char *name, peri_device **out)
     return status < 0 ? status : PERI_OK;
 }
 
-void peri__devices_close(void)
+void peri__devices_end(void (*before)(peri_device *device))
 {
     pthread_mutex_lock(&lock);
     const int n = atomic_load(&device_count);
     atomic_store_explicit(&device_count, 0, memory_order_release);
     for (int i = 0; i < n; i++) {
         (void)devices[i].vtab->stream_sync(devices[i].ctx, devices[i].default_stream.ctx);
-        peri__pinned_trim(&devices[i]);
-        peri__reports_drop(&devices[i]);
+        before(&devices[i]);
         close_device(&devices[i]);
         memset(&devices[i], 0, sizeof devices[i]);
     }

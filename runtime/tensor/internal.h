@@ -44,6 +44,8 @@ struct peri_device {
 
 /** Close all devices, when no object is left; peri_device_get opens them again. */
 void peri__devices_close(void);
+/** The same, with a call of @before for each device that is still open. */
+void peri__devices_end(void (*before)(peri_device *device));
 /** Release the memory that is kept for reports of @device, or for its copies (pinned), while nobody uses it. */
 void peri__reports_drop(const peri_device *device);
 void peri__pinned_trim(const peri_device *device);

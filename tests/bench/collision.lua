@@ -131,7 +131,7 @@ local function reload(from, config)
 end
 
 local function statistics(map)
-  local s = ffi.new "peri_collision_stats"
+  local s = peri.ffi.struct "peri_collision_stats"
   check(C.peri_collision_statistics(map, s))
   return s
 end

@@ -203,6 +203,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     bytes = data;
     left = size;
     memset(&s, 0, sizeof s);
+    s.a.size = sizeof s.a;
     int64_t live = peri_mem_objects();
     require(peri_device_get(pick(6) == 5 ? "opaque" : "cpu", &device) == PERI_OK, "a device");
     choose(&s);

@@ -65,7 +65,7 @@ static void make_input(input *in, peri_device *device)
 {
     int64_t lengths[MOST], offsets[MOST + 1] = {0}, values[4 * MOST], bags;
     bool bad = pick(2);
-    *in = (input){.args = {.stride = pick(4) ? -1 : pick(9) - 2, .keys = random_keys()}};
+    *in = (input){.args = {.size = sizeof in->args, .stride = pick(4) ? 0 : pick(9) - 2, .keys = random_keys()}};
     int64_t keys = peri_keys_count(in->args.keys), batch = pick(9);
     bags = bad && pick(4) == 0 ? pick(MOST) : keys * batch;
     if (bags > MOST) bags = MOST;

@@ -47,6 +47,7 @@ static peri_device *device;
 
 typedef struct scene {
     peri_tbe_config config;
+    peri_tbe_optimizer optimizer; /* the configuration's */
     peri_table_config table[TABLES];
     peri_tbe_block block[BLOCKS];
     int64_t n_blocks, n_ids, n_bags;
@@ -103,20 +104,22 @@ static void choose_tables(scene *s)
                            .device = device, .dtype = dtypes[pick(9)], .bounds_check = (int32_t)pick(4), .n_tables = 1 + pick(TABLES),
                            .tables = s->table, .n_features = 4, .features = features, .seed = 7};
     bool rows_of_bytes = c->dtype >= PERI_ROWS_INT8;
-    fine(peri_tbe_optimizer_default(rows_of_bytes ? PERI_TBE_NONE : (int32_t)pick(14), &c->optimizer), "an optimizer");
-    if (c->optimizer.kind == PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER) {
-        if (pick(4) == 3) c->optimizer.weight_decay_mode = PERI_DECAY_COWCLIP;
-        c->optimizer.counter.halflife = pick(5) - 2;
-        c->optimizer.counter.learning_rate_mode = (int32_t)pick(4) - 1;
-        c->optimizer.counter.max_counter_update_freq = pick(3);
+    s->optimizer = (peri_tbe_optimizer){.size = sizeof s->optimizer};
+    c->optimizer = &s->optimizer;
+    fine(peri_tbe_optimizer_default(rows_of_bytes ? PERI_TBE_NONE : (int32_t)pick(14), &s->optimizer), "an optimizer");
+    if (s->optimizer.kind == PERI_TBE_ROWWISE_ADAGRAD_WITH_COUNTER) {
+        if (pick(4) == 3) s->optimizer.weight_decay_mode = PERI_DECAY_COWCLIP;
+        s->optimizer.counter.halflife = pick(5) - 2;
+        s->optimizer.counter.learning_rate_mode = (int32_t)pick(4);
+        s->optimizer.counter.max_counter_update_freq = pick(3);
     }
-    c->optimizer.exact = !rows_of_bytes && c->optimizer.kind != PERI_TBE_SHAMPOO && pick(4) == 3;
+    s->optimizer.exact = !rows_of_bytes && s->optimizer.kind != PERI_TBE_SHAMPOO && pick(4) == 3;
     for (int64_t t = 0; t < c->n_tables; t++) {
         s->table[t] = (peri_table_config){.size = sizeof(peri_table_config),
                                           .name = names[t], .rows = pick(ROWS + 1), .cols = cols[pick(14)], .pooling = (int32_t)pick(3),
                                           .init = PERI_INIT_NONE};
-        if (c->optimizer.kind == PERI_TBE_SHAMPOO) s->table[t].cols = 1 + pick(8);
-        if (c->optimizer.kind == PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD) s->table[t].cols += s->table[t].cols % 2;
+        if (s->optimizer.kind == PERI_TBE_SHAMPOO) s->table[t].cols = 1 + pick(8);
+        if (s->optimizer.kind == PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD) s->table[t].cols += s->table[t].cols % 2;
     }
 }
 
@@ -355,7 +358,7 @@ static void judge_rows(const scene *s, peri_tbe *tbe, const gradients *g, const 
 {
     static float now[ROWS * COLS];
     bool known = !s->wild && !s->bad_bags && !s->hostile && !s->outside;
-    bool sgd = g && known && s->config.optimizer.kind == PERI_TBE_SGD && s->config.dtype == PERI_F32;
+    bool sgd = g && known && s->optimizer.kind == PERI_TBE_SGD && s->config.dtype == PERI_F32;
     for (int64_t t = 0; t < s->config.n_tables; t++) {
         int64_t shape[2] = {s->table[t].rows, s->table[t].cols};
         peri_tensor *rows = NULL;
@@ -368,7 +371,7 @@ static void judge_rows(const scene *s, peri_tbe *tbe, const gradients *g, const 
             if (!g || !g->touched[t][r]) require(memcmp(before, after, 4 * (size_t)shape[1]) == 0, what);
             for (int64_t d = 0; sgd && g->touched[t][r] && d < shape[1]; d++) {
                 const expected *e = &g->row[t][r * shape[1] + d];
-                double want = before[d] - s->config.optimizer.learning_rate * e->value;
+                double want = before[d] - s->optimizer.learning_rate * e->value;
                 require(fabs(after[d] - want) <= 1e-6 * fabs(want) + 1e-6 * e->weight, "a row that SGD did not update by its gradient");
             }
         }
@@ -509,7 +512,7 @@ static void judge_backward(scene *s, peri_tbe *tbe, int64_t extent)
     require(status == (bytes_of_rows ? PERI_EUNSUPPORTED : PERI_OK), "the status of a sparse gradient");
     if (status == PERI_OK && good) judge_sparse(s, &sparse, &g);
     judge_rows(s, tbe, NULL, "a row that changed before the update");
-    if (s->config.optimizer.kind != PERI_TBE_NONE && pick(4) == 3) {
+    if (s->optimizer.kind != PERI_TBE_NONE && pick(4) == 3) {
         keep = true;
         fine(peri_tbe_accumulate_set(tbe, true), "accumulation");
     }
@@ -520,7 +523,7 @@ static void judge_backward(scene *s, peri_tbe *tbe, int64_t extent)
         judge_rows(s, tbe, NULL, "a row that changed while updates are kept");
         fine(peri_tbe_accumulated_apply(tbe), "an update of what was kept");
     }
-    require(peri_tbe_iteration(tbe) - iteration == (s->config.optimizer.kind != PERI_TBE_NONE), "the iteration");
+    require(peri_tbe_iteration(tbe) - iteration == (s->optimizer.kind != PERI_TBE_NONE), "the iteration");
     judge_rows(s, tbe, &g, "a row that nobody looked up has changed");
     if (weights && status == PERI_OK && good && !s->wild) {
         fine(peri_tensor_read(weights, got, 4 * s->n_ids), "a read");
@@ -613,7 +616,7 @@ static void play(scene *s)
         } else {
             judge_forward(s, tbe, extent);
             judge_backward(s, tbe, extent);
-            if (trains_in_files(&s->config.optimizer) && !s->hostile && !s->wild && pick(8) == 7) judge_files(s, extent);
+            if (trains_in_files(&s->optimizer) && !s->hostile && !s->wild && pick(8) == 7) judge_files(s, extent);
         }
         copy_input(s, &kept, true);
     }

@@ -593,7 +593,7 @@ static void groups_answer(void **state)
         assert_ok(peri_comm_open(&config, &group[i]));
     }
     peri_comm_config taken = {.size = sizeof taken, .transport = "sim", .job = job, .rank = 1, .world_size = 4},
-                     other = {.transport = "sim", .job = job, .rank = 1, .world_size = 5};
+                     other = {.size = sizeof other, .transport = "sim", .job = job, .rank = 1, .world_size = 5};
     assert_fails(peri_comm_open(&taken, &sub), PERI_EINVAL, "rank 1 of world 'answers' is taken");
     assert_fails(peri_comm_open(&other, &sub), PERI_EMISMATCH, "has 4 ranks, rank 1 says 5");
     assert_null(sub);

@@ -18,7 +18,7 @@ static peri_status make(const peri_tbe_optimizer *o)
     peri_device *device;
     assert_ok(peri_device_get("cpu", &device));
     peri_table_config table = {.size = sizeof table, .name = "a", .rows = 3, .cols = 2};
-    peri_tbe_config config = {.size = sizeof config, .device = device, .n_tables = 1, .tables = &table, .dtype = PERI_F32, .optimizer = *o};
+    peri_tbe_config config = {.size = sizeof config, .device = device, .n_tables = 1, .tables = &table, .dtype = PERI_F32, .optimizer = o};
     peri_tbe *tbe = NULL;
     peri_status status = peri_tbe_new(&config, &tbe);
     peri_tbe_release(tbe);
@@ -60,8 +60,8 @@ static void counters_are_checked(void **state)
     refused(COUNTER, counter.max_counter_update_freq, -1, "max_counter_update_freq -1, allowed: >= 0");
     refused(COUNTER, counter.weight_decay_mode, 4, "counter_weight_decay_mode 4, allowed with counter: none (0)");
     refused(COUNTER, counter.weight_decay_mode, -1, "counter_weight_decay_mode -1, allowed");
-    refused(COUNTER, counter.learning_rate_mode, 3, "learning_rate_mode 3, allowed: -1 (equal)");
-    refused(COUNTER, counter.learning_rate_mode, -2, "learning_rate_mode -2, allowed");
+    refused(COUNTER, counter.learning_rate_mode, 4, "learning_rate_mode 4, allowed: 0 (equal)");
+    refused(COUNTER, counter.learning_rate_mode, -1, "learning_rate_mode -1, allowed");
     refused(COUNTER, counter.weight_norm_coefficient, -0.5, "weight_norm_coefficient -0.5, allowed");
     refused(COUNTER, row_bias_correction, true, "rowwise_adagrad_with_counter has no row_bias_correction");
     refused(PERI_TBE_ADAM, counter.halflife, 1, "optimizer adam has no counters");

@@ -45,7 +45,8 @@ static peri_status guest_new(guest *g, bool in_file, int64_t batch)
     void *p;
     *g = (guest){0};
     PERI_TRY(peri_device_get("cpu", &g->cpu));
-    const peri_table_config table = {.size = sizeof table, .name = "t", .rows = ROWS, .cols = COLS, .init = PERI_INIT_CONSTANT, .init_a = 1};
+    const peri_table_config table = {.size = sizeof table, .name = "t", .rows = ROWS, .cols = COLS, .init = PERI_INIT_CONSTANT,
+                                     .init_a = 1};
     const peri_cache_params cache = {.size = sizeof cache, .load_factor = 0.5};
     peri_tbe_optimizer sgd = {.size = sizeof sgd};
     PERI_TRY(peri_tbe_optimizer_default(PERI_TBE_SGD, &sgd));
@@ -135,7 +136,7 @@ static int threads_called(const char *name)
     return n;
 }
 
-/* -- fork ---------------------------------------------------------------------------------------------------------------------------- */
+/* -- fork ------------------------------------------------------------------------------------------------------------------------------ */
 
 static int child_uses_all(void *ctx)
 {
@@ -289,7 +290,7 @@ static void nothing_is_left_at_the_end_and_it_begins_again(void **state)
     assert_int_equal(in_child(begins_and_ends, NULL), 0);
 }
 
-/* -- log lines and plugins --------------------------------------------------------------------------------------------------------------- */
+/* -- log lines and plugins ------------------------------------------------------------------------------------------------------------- */
 
 typedef struct heard {
     int32_t level, lines;
@@ -379,7 +380,7 @@ static void threads_follow_the_quota_of_the_control_group(void **state)
     assert_int_equal(system(command), 0);
 }
 
-/* -- what is the caller's stays the caller's --------------------------------------------------------------------------------------------- */
+/* -- what is the caller's stays the caller's ------------------------------------------------------------------------------------------- */
 
 static void *on_a_small_stack(void *ctx)
 {
@@ -447,7 +448,7 @@ static void rounding_and_masks_stay(void **state)
     guest_free(&g);
 }
 
-/* -- a sandbox ---------------------------------------------------------------------------------------------------------------------------- */
+/* -- a sandbox ------------------------------------------------------------------------------------------------------------------------- */
 
 /** From now on these calls of the system are refused. */
 static bool refuse(const int *calls, int n)
@@ -489,7 +490,7 @@ static void a_sandbox_means_a_slower_way(void **state)
     assert_int_equal(status, 0);
 }
 
-/* -- batches of all sizes -------------------------------------------------------------------------------------------------------------------- */
+/* -- batches of all sizes -------------------------------------------------------------------------------------------------------------- */
 
 static int sizes(void *ctx)
 {

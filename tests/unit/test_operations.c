@@ -312,10 +312,14 @@ static batch batch_new(const char *name, int64_t n)
     static float weights[2 * MOST], grad[TABLES * BAGS * COLS];
     batch b = {0};
     peri_device *device = device_of(name);
-    peri_table_config tables[TABLES] = {{.name = "a", .rows = ROWS, .cols = COLS, .init = PERI_INIT_CONSTANT, .init_a = 0.5},
-                                        {.name = "b", .rows = ROWS, .cols = COLS, .init = PERI_INIT_CONSTANT, .init_a = -0.25}};
+    peri_table_config tables[TABLES] = {{.size = sizeof *tables, .name = "a", .rows = ROWS, .cols = COLS,
+                                         .init = PERI_INIT_CONSTANT, .init_a = 0.5},
+                                        {.size = sizeof *tables, .name = "b", .rows = ROWS, .cols = COLS,
+                                         .init = PERI_INIT_CONSTANT, .init_a = -0.25}};
     peri_tbe_config config = {.size = sizeof config, .device = device, .n_tables = TABLES, .tables = tables, .dtype = PERI_F32};
-    assert_ok(peri_tbe_optimizer_default(PERI_TBE_ROWWISE_ADAGRAD, &config.optimizer));
+    peri_tbe_optimizer optimizer = {.size = sizeof optimizer};
+    config.optimizer = &optimizer;
+    assert_ok(peri_tbe_optimizer_default(PERI_TBE_ROWWISE_ADAGRAD, &optimizer));
     assert_ok(peri_tbe_new(&config, &b.tbe));
     peri_tbe_block list[TABLES] = {{.first_bag = 0, .bags = BAGS, .out_stride = COLS, .table = 1, .feature = -1},
                                    {.first_bag = BAGS, .bags = BAGS, .out_offset = BAGS * COLS, .out_stride = COLS, .feature = -1}};
@@ -443,7 +447,9 @@ static void what_memory_a_device_lacks_is_named(void **state)
     peri_cache_params cache = {.size = sizeof cache, .load_factor = 0.5, .reserved_memory = 7};
     peri_tbe_config c = {.size = sizeof c,
                          .device = device_of("own_way:0"), .dtype = PERI_F32, .n_tables = 1, .tables = &table, .mapped = true};
-    assert_ok(peri_tbe_optimizer_default(PERI_TBE_SGD, &c.optimizer));
+    peri_tbe_optimizer optimizer = {.size = sizeof optimizer};
+    c.optimizer = &optimizer;
+    assert_ok(peri_tbe_optimizer_default(PERI_TBE_SGD, &optimizer));
     assert_fails(peri_tbe_new(&c, &tbe), PERI_EUNSUPPORTED,
                  "table 't' is to be in the host's memory (fused_uvm), which the kernels of device own_way:0 do not reach; allowed "
                  "compute_kernels there: fused, fused_uvm_caching");

@@ -28,12 +28,15 @@ typedef struct worker {
 
 static peri_tbe *make(const char *name, int32_t kind, const peri_cache_params *caches)
 {
-    peri_table_config tables[TABLES] = {{.name = "a", .rows = ROWS, .cols = COLS}, {.name = "b", .rows = ROWS, .cols = COLS}};
+    peri_table_config tables[TABLES] = {{.size = sizeof *tables, .name = "a", .rows = ROWS, .cols = COLS},
+                                        {.size = sizeof *tables, .name = "b", .rows = ROWS, .cols = COLS}};
     peri_tbe_config c = {.size = sizeof c, .n_tables = TABLES, .tables = tables, .dtype = PERI_F32, .seed = 5, .caches = caches};
     peri_tbe *tbe;
     assert_ok(peri_device_get(name, &c.device));
-    assert_ok(peri_tbe_optimizer_default(kind, &c.optimizer));
-    c.optimizer.learning_rate = 0.5;
+    peri_tbe_optimizer optimizer = {.size = sizeof optimizer};
+    c.optimizer = &optimizer;
+    assert_ok(peri_tbe_optimizer_default(kind, &optimizer));
+    optimizer.learning_rate = 0.5;
     assert_ok(peri_tbe_new(&c, &tbe));
     return tbe;
 }
@@ -144,7 +147,8 @@ static void with_batches(void **state) { (void)state; lookups("cpu", true, NULL,
 static void in_files(void **state)
 {
     (void)state;
-    peri_cache_params caches[TABLES] = {{.load_factor = 0.9}, {.load_factor = 0.9, .ways = 8}};
+    peri_cache_params caches[TABLES] = {{.size = sizeof *caches, .load_factor = 0.9},
+                                          {.size = sizeof *caches, .load_factor = 0.9, .ways = 8}};
     bool before = peri_grad_enable(false);
     lookups("cpu", false, caches, CALLS / 10);
     lookups("cpu", true, caches, CALLS / 10);

@@ -11,7 +11,9 @@ enum { ROWS = 40, COLS = 4, IDS = 6, BAGS = 2 };
 static peri_tbe_config config_of(peri_device *device, const peri_table_config *table, const peri_cache_params *cache)
 {
     peri_tbe_config c = {.size = sizeof c, .device = device, .dtype = PERI_F32, .n_tables = 1, .tables = table, .seed = 3, .caches = cache};
-    assert_ok(peri_tbe_optimizer_default(PERI_TBE_ADAM, &c.optimizer));
+    static peri_tbe_optimizer optimizer = {.size = sizeof optimizer};
+    c.optimizer = &optimizer;
+    assert_ok(peri_tbe_optimizer_default(PERI_TBE_ADAM, &optimizer));
     return c;
 }
 
@@ -147,9 +149,10 @@ static void names_what_ways_are_allowed(void **state)
     peri_tbe_release(tbe);
     tbe = NULL;
     cache.ways++;
-    assert_fails(peri_tbe_new(&c, &tbe), PERI_EINVAL, "table 't': ways 257, allowed: 0 (rows may use any slot) to 256, or -1");
+    assert_fails(peri_tbe_new(&c, &tbe), PERI_EINVAL,
+                 "table 't': ways 257, allowed: 1 to 256, 0 (the default), -1 (rows may use any slot)");
     cache.ways = -2;
-    assert_fails(peri_tbe_new(&c, &tbe), PERI_EINVAL, "table 't': ways -2, allowed: 0 (rows may use any slot) to 256, or -1");
+    assert_fails(peri_tbe_new(&c, &tbe), PERI_EINVAL, "table 't': ways -2, allowed: 1 to 256, 0 (the default), -1 (rows may use any slot)");
     assert_null(tbe);
 }
 

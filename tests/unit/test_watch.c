@@ -70,9 +70,11 @@ static peri_tbe *make(peri_device *device, int32_t kind, const peri_cache_params
                                         .name = t ? "b" : "a", .rows = table_rows[t], .cols = table_cols[t], .total_rows = table_rows[t]};
     peri_tbe_config c = {.size = sizeof c,
                          .device = device, .n_tables = TABLES, .tables = tables, .dtype = PERI_F32, .seed = 5, .caches = caches};
-    assert_ok(peri_tbe_optimizer_default(kind, &c.optimizer));
-    c.optimizer.learning_rate = 0.5;
-    if (kind == PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD) c.optimizer.step_ema = 3, c.optimizer.step_ema_coef = 0.5;
+    peri_tbe_optimizer optimizer = {.size = sizeof optimizer};
+    c.optimizer = &optimizer;
+    assert_ok(peri_tbe_optimizer_default(kind, &optimizer));
+    optimizer.learning_rate = 0.5;
+    if (kind == PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD) optimizer.step_ema = 3, optimizer.step_ema_coef = 0.5;
     peri_tbe *tbe;
     assert_ok(peri_tbe_new(&c, &tbe));
     return tbe;
@@ -193,7 +195,8 @@ static void rows_are_told_before_they_change(void **state)
     static const char *const devices[] = {"cpu", "opaque"};
     static const int32_t kinds[] = {PERI_TBE_SGD, PERI_TBE_ROWWISE_ADAGRAD, PERI_TBE_ADAM, PERI_TBE_SHAMPOO,
                                     PERI_TBE_EMAINPLACE_ROWWISE_ADAGRAD};
-    const peri_cache_params caches[TABLES] = {{.load_factor = 0.4, .ways = 4}, {.load_factor = 0.4, .ways = 4}};
+    const peri_cache_params caches[TABLES] = {{.size = sizeof *caches, .load_factor = 0.4, .ways = 4},
+                                              {.size = sizeof *caches, .load_factor = 0.4, .ways = 4}};
     for (int d = 0; d < 2; d++)
         for (size_t k = 0; k < sizeof kinds / sizeof *kinds; k++) {
             peri_device *device;

@@ -172,8 +172,8 @@ check("JSON", function()
   return note("without dkjson", "logs, reports and plans as data need it (Debian: lua-dkjson), then: make probe all")
 end)
 
-check("calibration", function(C)
-  local described = P.struct "peri_tune_choice"
+check("calibration", function(C, _, peri)
+  local described = peri.ffi.struct "peri_tune_choice"
   for i = 0, C.peri_tune_count() - 1 do
     if C.peri_tune_describe(i, described) == 0 and described.source > 0 then return ok "choices of this processor are measured" end
   end

@@ -15,4 +15,4 @@ typedef struct longer_cumsum {
 #undef PERI_KERNELS_CACHE
 #define PERI_KERNELS_CACHE(X) X(of_tomorrow, peri_k_cache_args) X(of_next_week, peri_k_cache_args) X(cache_spill, peri_k_cache_args)
 
-#include "own_way.c"
+#include "own_way.h"
