@@ -216,7 +216,7 @@ static void ordered_range(void *ctx, int64_t begin, int64_t end)
     peri_k_panel_product_args args = {.y = o->sums, .x = a, .panels = o->panels, .act = PERI_UNARY_IDENTITY, .inner = g->k, .cols = g->n,
                                       .x_stride = o->a ? g->k : g->lda, .y_stride = g->n};
     const int64_t first = begin * GEMM_ROWS, last = end * GEMM_ROWS < g->m ? end * GEMM_ROWS : g->m;
-    host->kernels()->fn[PERI_K_panel_product](&args, first, last);
+    peri_kernels_get()->fn[PERI_K_panel_product](&args, first, last);
     for (int64_t i = first; i < last; i++)
         for (int64_t j = 0; j < g->n; j++) {
             const float x = (float)g->alpha * o->sums[i * g->n + j];

@@ -86,7 +86,7 @@ check(C.peri_device_get("cpu", device))
 device = device[0]
 
 local function new_map(config)
-  local a, c = ffi.new("peri_collision_config", config), ffi.new "peri_collision *[1]"
+  local a, c = peri.ffi.struct("peri_collision_config", config), ffi.new "peri_collision *[1]"
   a.name, a.rows = "t", ROWS
   check(C.peri_collision_new(device, a, c))
   return c[0]
