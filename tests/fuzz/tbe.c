@@ -433,7 +433,7 @@ static void judge_forward(const scene *s, peri_tbe *tbe, int64_t extent)
         require(look_up(s, tbe, extent - 1, dtype, &out) == PERI_EINVAL, "an output that is too small");
         peri_tensor_release(out);
     }
-    peri_tbe_stats before, after;
+    peri_tbe_stats before = {.size = sizeof before}, after = {.size = sizeof after};
     fine(peri_tbe_statistics(tbe, &before), "statistics");
     peri_status status = look_up(s, tbe, extent, dtype, &out);
     if (!s->hostile) {
@@ -462,7 +462,7 @@ static void judge_sparse(const scene *s, const peri_tbe_sparse *sparse, const gr
     int64_t first[TABLES + 1], most = 0, n = 0;
     static int64_t rows[TABLES * ROWS + IDS * BLOCKS];
     static float values[(TABLES * ROWS + IDS * BLOCKS) * COLS];
-    peri_tensor_desc d, v;
+    peri_tensor_desc d = {.size = sizeof d}, v = {.size = sizeof v};
     peri_tensor_describe(sparse->rows, &d);
     peri_tensor_describe(sparse->values, &v);
     fine(peri_tensor_read(sparse->first, first, 8 * (s->config.n_tables + 1)), "a read");
