@@ -204,7 +204,7 @@ static int32_t halvings_of(const peri_sharded *e, const peri_sharded_config *c, 
 /** Whether numbers are the same after either. */
 static bool same_codec(const peri_codec *a, const peri_codec *b)
 {
-    peri_codec_config x, y;
+    peri_codec_config x = {.size = sizeof x}, y = {.size = sizeof y};
     if (!a || !b) return a == b;
     peri_codec_describe(a, &x);
     peri_codec_describe(b, &y);
