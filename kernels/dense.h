@@ -68,7 +68,9 @@ enum {
     PERI_UNARY_POW = 14,       /* x^a                                  a x^(a - 1), 0 if a = 0 */
     PERI_UNARY_AFFINE = 15,    /* a x + b                              a */
     PERI_UNARY_RECIPROCAL = 16, /* a / x                               -a / x^2 */
-    PERI_UNARY_COUNT = 17
+    PERI_UNARY_CLAMP = 17,     /* x below a: a, above b: b (NaN stays) 1 where a < x < b, else 0; infinite bounds are none */
+    PERI_UNARY_ROOT = 18,      /* sqrt x                               1 / (2 sqrt x), 0 at 0 */
+    PERI_UNARY_COUNT = 19
 };
 /** The last function whose derivative is a function of y alone. */
 enum { PERI_UNARY_FROM_OUTPUT = PERI_UNARY_SQRT };
@@ -82,7 +84,7 @@ typedef struct peri_k_unary_args {
 } peri_k_unary_args;
 
 /** dx[i] = dy[i] * f'. saved: y for op <= PERI_UNARY_FROM_OUTPUT, else x; not read by IDENTITY and AFFINE. 16 bits too. range: elements.
- *  dx may be dy. */
+ *  dx may be dy. a and b are those of unary. */
 typedef struct peri_k_unary_grad_args {
     void *dx;
     const void *dy, *saved;
@@ -90,7 +92,9 @@ typedef struct peri_k_unary_grad_args {
     double a, b;
 } peri_k_unary_grad_args;
 
-enum { PERI_BINARY_ADD = 0, PERI_BINARY_SUB = 1, PERI_BINARY_MUL = 2, PERI_BINARY_DIV = 3, PERI_BINARY_COUNT = 4 };
+/** MAX and MIN: the larger and the smaller one; NaN if either is. */
+enum { PERI_BINARY_ADD = 0, PERI_BINARY_SUB = 1, PERI_BINARY_MUL = 2, PERI_BINARY_DIV = 3, PERI_BINARY_MAX = 4, PERI_BINARY_MIN = 5,
+       PERI_BINARY_COUNT = 6 };
 
 /** For each index in row-major order of shape: dst[i] = a[sum index*a_stride] op b[sum index*b_stride]. Strides are in elements; 0
  *  repeats. dst is contiguous and may be a or b where that one is laid out like it. 16 bits too. range: elements. */
@@ -199,13 +203,14 @@ typedef struct peri_k_sum_dim_args {
     double scale;
 } peri_k_sum_dim_args;
 
-/** x is [outer][n][inner], n >= 1: values[o][i] = the largest x[o][r][i], NaN if there is one; indices[o][i] = the first r that has it.
- *  range: outer * inner. */
+/** x is [outer][n][inner], n >= 1: values[o][i] = the largest x[o][r][i] (`least`: the smallest), NaN if there is one; indices[o][i] = the
+ *  first r that has it. f32, f64 and i64. range: outer * inner. */
 typedef struct peri_k_max_dim_args {
     void *values;
     int64_t *indices;
     const void *x;
     int32_t dtype;
+    bool least;
     int64_t n, inner;
 } peri_k_max_dim_args;
 

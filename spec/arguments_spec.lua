@@ -152,7 +152,7 @@ describe("arguments", function()
 
   it("say what a handle does not have", function()
     refuses("a tensor has no method 'sumn'", function() return t:sumn() end)
-    refuses("a tensor is not indexed with 1", function() return t[1] end)
+    refuses("index true, wanted a whole number %(from 0", function() return t[true] end)
   end)
 
   it("have operators without the module of neural networks", function()

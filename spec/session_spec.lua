@@ -129,7 +129,7 @@ describe("the launcher", function()
   end)
 
   it("tells about names, and which may be meant", function()
-    assert.matches("^peri.KeyedJaggedTensor:permute\n.*indices: integer%[%]", (run "help permute"))
+    assert.matches("^peri.KeyedJaggedTensor:permute\n.*indices: integer%[%]", (run "help KeyedJaggedTensor:permute"))
     assert.matches("peri_status peri_kjt_permute%(", (run "help peri_kjt_permute"))
     assert.matches("is the name of several:\n.*peri.JaggedTensor:to ", (run "help to"))
     local out, status = run "help KeyedJagedTensor"

@@ -83,6 +83,8 @@ static void cpu_unary(const void *args, int64_t begin, int64_t end)
     case PERI_UNARY_SQUARE: K_MAP(dst, x, v * v); break;
     case PERI_UNARY_AFFINE: K_MAP(dst, x, k_fma(pa, v, pb)); break;
     case PERI_UNARY_RECIPROCAL: K_MAP(dst, x, pa / v); break;
+    case PERI_UNARY_CLAMP: K_MAP(dst, x, k_select(k_max(pa, v) > pb, pb, k_max(pa, v))); break;
+    case PERI_UNARY_ROOT: K_MAP(dst, x, k_sqrt(v)); break;
     default: ref_unary(args, begin, end); break;
     }
 }
@@ -114,9 +116,20 @@ static void cpu_unary_grad(const void *args, int64_t begin, int64_t end)
     case PERI_UNARY_SQUARE: K_MAP2(dx, dy, s, 2 * v * w); break;
     case PERI_UNARY_AFFINE: K_MAP(dx, dy, pa * v); break;
     case PERI_UNARY_RECIPROCAL: K_MAP2(dx, dy, s, v * (-pa / (w * w))); break;
+    case PERI_UNARY_CLAMP: { /* w > a is w >= the next number; of an infinite bound, w >= it */
+        const k_vec low = k_set(a->a > -INFINITY ? nextafterf((float)a->a, INFINITY) : -INFINITY);
+        const k_vec high = k_set(a->b < INFINITY ? nextafterf((float)a->b, -INFINITY) : INFINITY);
+        K_MAP2(dx, dy, s, k_select(w >= low, k_select(w <= high, v, zero), zero));
+        break;
+    }
+    case PERI_UNARY_ROOT: K_MAP2(dx, dy, s, k_select(w == zero, zero, v * (half / k_sqrt(w)))); break;
     default: ref_unary_grad(args, begin, end); break;
     }
 }
+
+/** NaN if either is: where one is, v > w and v < w are false. */
+#define K_LARGER(v, w) k_select((v) > (w), (v), k_select((v) == (v), (w), (v)))
+#define K_SMALLER(v, w) k_select((v) < (w), (v), k_select((v) == (v), (w), (v)))
 
 /** One row of n elements: dst = a op b with element strides sa and sb. */
 static void cpu_binary_row(int32_t op, float *dst, const float *x, int64_t sa, const float *y, int64_t sb, int64_t n)
@@ -127,6 +140,8 @@ static void cpu_binary_row(int32_t op, float *dst, const float *x, int64_t sa, c
         case PERI_BINARY_ADD: K_MAP2(dst, x, y, v + w); break;
         case PERI_BINARY_SUB: K_MAP2(dst, x, y, v - w); break;
         case PERI_BINARY_MUL: K_MAP2(dst, x, y, v * w); break;
+        case PERI_BINARY_MAX: K_MAP2(dst, x, y, K_LARGER(v, w)); break;
+        case PERI_BINARY_MIN: K_MAP2(dst, x, y, K_SMALLER(v, w)); break;
         default: K_MAP2(dst, x, y, v / w); break;
         }
     } else if (sa == 1 && sb == 0) {
@@ -135,6 +150,8 @@ static void cpu_binary_row(int32_t op, float *dst, const float *x, int64_t sa, c
         case PERI_BINARY_ADD: K_MAP(dst, x, v + b); break;
         case PERI_BINARY_SUB: K_MAP(dst, x, v - b); break;
         case PERI_BINARY_MUL: K_MAP(dst, x, v * b); break;
+        case PERI_BINARY_MAX: K_MAP(dst, x, K_LARGER(v, b)); break;
+        case PERI_BINARY_MIN: K_MAP(dst, x, K_SMALLER(v, b)); break;
         default: K_MAP(dst, x, v / b); break;
         }
     } else if (sa == 0 && sb == 1) {
@@ -143,13 +160,12 @@ static void cpu_binary_row(int32_t op, float *dst, const float *x, int64_t sa, c
         case PERI_BINARY_ADD: K_MAP(dst, y, b + v); break;
         case PERI_BINARY_SUB: K_MAP(dst, y, b - v); break;
         case PERI_BINARY_MUL: K_MAP(dst, y, b * v); break;
+        case PERI_BINARY_MAX: K_MAP(dst, y, K_LARGER(b, v)); break;
+        case PERI_BINARY_MIN: K_MAP(dst, y, K_SMALLER(b, v)); break;
         default: K_MAP(dst, y, b / v); break;
         }
     } else {
-        for (int64_t i = 0; i < n; i++) {
-            float a = x[i * sa], b = y[i * sb];
-            dst[i] = op == PERI_BINARY_ADD ? a + b : op == PERI_BINARY_SUB ? a - b : op == PERI_BINARY_MUL ? a * b : a / b;
-        }
+        for (int64_t i = 0; i < n; i++) dst[i] = (float)ref_both(op, (double)x[i * sa], (double)y[i * sb]);
     }
 }
 

@@ -128,14 +128,21 @@ template <class E, int OP, bool READS> struct unary_grad_map {
     BOTH void *out() const { return a.dx; }
     __device__ __forceinline__ number operator()(const number (&x)[INPUTS]) const
     {
-        return x[0] * peri_df(OP < 0 ? a.op : OP, READS ? x[INPUTS - 1] : number(0), (number)a.a);
+        return x[0] * peri_df(OP < 0 ? a.op : OP, READS ? x[INPUTS - 1] : number(0), (number)a.a, (number)a.b);
     }
     ONE_BY_ONE
 };
 
 template <class T> __device__ __forceinline__ T combine(int32_t op, T x, T y)
 {
-    return op == PERI_BINARY_ADD ? x + y : op == PERI_BINARY_SUB ? x - y : op == PERI_BINARY_MUL ? x * y : x / y;
+    switch (op) {
+    case PERI_BINARY_ADD: return x + y;
+    case PERI_BINARY_SUB: return x - y;
+    case PERI_BINARY_MUL: return x * y;
+    case PERI_BINARY_MAX: return x > y || x != x ? x : y;
+    case PERI_BINARY_MIN: return x < y || x != x ? x : y;
+    default: return x / y;
+    }
 }
 
 template <class E, int OP> struct binary_map {
@@ -273,6 +280,8 @@ template <class E> cudaError_t binary_as(const peri_k_binary_args *a, int64_t be
         case PERI_BINARY_ADD: return map(begin, end, c, binary_map<E, PERI_BINARY_ADD>{*a});
         case PERI_BINARY_SUB: return map(begin, end, c, binary_map<E, PERI_BINARY_SUB>{*a});
         case PERI_BINARY_MUL: return map(begin, end, c, binary_map<E, PERI_BINARY_MUL>{*a});
+        case PERI_BINARY_MAX: return map(begin, end, c, binary_map<E, PERI_BINARY_MAX>{*a});
+        case PERI_BINARY_MIN: return map(begin, end, c, binary_map<E, PERI_BINARY_MIN>{*a});
         default: return map(begin, end, c, binary_map<E, PERI_BINARY_DIV>{*a});
         }
     }

@@ -74,12 +74,12 @@ template <class T> cudaError_t sum_rows(const peri_k_sum_dim_args *a, int64_t be
     return peri_cuda_launch(sum_columns<T>, peri_cuda_grid(rows * tiles, 1, c), PERI_BLOCK, 0, c, *a, blocks, from, to);
 }
 
-/** Is x a larger maximum than y? NaN is the largest, and of equal ones the first. */
-template <class T> __device__ __forceinline__ bool beats(T x, int64_t i, T y, int64_t j)
+/** Is x a larger maximum than y, or a smaller minimum? NaN wins, and of equal ones the first. */
+template <class T> __device__ __forceinline__ bool beats(bool least, T x, int64_t i, T y, int64_t j)
 {
     bool nan_x = x != x, nan_y = y != y;
     if (nan_x != nan_y) return nan_x;
-    if (!nan_x && x != y) return x > y;
+    if (!nan_x && x != y) return least ? x < y : x > y;
     return i < j;
 }
 
@@ -91,12 +91,12 @@ template <int LANES, class T> struct max_one {
         int64_t best = lane < a.n ? lane : 0;
         T max = x[best * a.inner];
         for (int64_t r = lane + LANES; r < a.n; r += LANES)
-            if (beats(x[r * a.inner], r, max, best)) max = x[r * a.inner], best = r;
+            if (beats(a.least, x[r * a.inner], r, max, best)) max = x[r * a.inner], best = r;
         PERI_UNROLL
         for (int by = LANES / 2; by > 0; by /= 2) {
             T other = __shfl_xor_sync(mask, max, by);
             int64_t at = __shfl_xor_sync(mask, best, by);
-            if (beats(other, at, max, best)) max = other, best = at;
+            if (beats(a.least, other, at, max, best)) max = other, best = at;
         }
         if (lane != 0) return;
         ((T *)a.values)[u] = max;
@@ -267,7 +267,11 @@ PERI_CUDA_KERNEL(sum_dim)
     return a->dtype == PERI_F64 ? sum_rows<double>(a, begin, end, c) : sum_rows<float>(a, begin, end, c);
 }
 
-PERI_CUDA_KERNEL(max_dim) { return BY_INNER(max_one, a->inner); }
+PERI_CUDA_KERNEL(max_dim)
+{
+    if (a->dtype != PERI_I64) return BY_INNER(max_one, a->inner);
+    return a->inner < 8 ? each_group<32>(begin, end, c, max_one<32, int64_t>{*a}) : each_group<1>(begin, end, c, max_one<1, int64_t>{*a});
+}
 
 PERI_CUDA_KERNEL(max_dim_grad)
 {

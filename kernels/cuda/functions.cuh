@@ -62,12 +62,14 @@ template <class T> static __device__ __forceinline__ T peri_f(int32_t op, T x, T
     case PERI_UNARY_POW: return peri_pow(x, a);
     case PERI_UNARY_AFFINE: return peri_fma(a, x, b);
     case PERI_UNARY_RECIPROCAL: return a / x;
+    case PERI_UNARY_CLAMP: x = x < a ? a : x; return x > b ? b : x;
+    case PERI_UNARY_ROOT: return peri_sqrt(x);
     default: return x;
     }
 }
 
 /** f' from s: y where op <= PERI_UNARY_FROM_OUTPUT, else x. */
-template <class T> static __device__ __forceinline__ T peri_df(int32_t op, T s, T a)
+template <class T> static __device__ __forceinline__ T peri_df(int32_t op, T s, T a, T b)
 {
     T sigmoid;
     switch (op) {
@@ -87,6 +89,8 @@ template <class T> static __device__ __forceinline__ T peri_df(int32_t op, T s, 
     case PERI_UNARY_POW: return a == 0 ? T(0) : a * peri_pow(s, a - T(1));
     case PERI_UNARY_AFFINE: return a;
     case PERI_UNARY_RECIPROCAL: return -a / (s * s);
+    case PERI_UNARY_CLAMP: return (s > a || a == -(T)INFINITY) && (s < b || b == (T)INFINITY) ? T(1) : T(0);
+    case PERI_UNARY_ROOT: return s == 0 ? T(0) : T(0.5) / peri_sqrt(s);
     default: return T(1);
     }
 }

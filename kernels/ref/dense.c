@@ -60,12 +60,14 @@ static double ref_f(int32_t op, double x, double a, double b)
     case PERI_UNARY_POW: return pow(x, a);
     case PERI_UNARY_AFFINE: return a * x + b;
     case PERI_UNARY_RECIPROCAL: return a / x;
+    case PERI_UNARY_CLAMP: x = x < a ? a : x; return x > b ? b : x;
+    case PERI_UNARY_ROOT: return sqrt(x);
     default: return x;
     }
 }
 
 /** f' from s = y (op <= PERI_UNARY_FROM_OUTPUT) or x. */
-static double ref_df(int32_t op, double s, double a)
+static double ref_df(int32_t op, double s, double a, double b)
 {
     double sigmoid;
     switch (op) {
@@ -85,6 +87,8 @@ static double ref_df(int32_t op, double s, double a)
     case PERI_UNARY_POW: return a == 0 ? 0 : a * pow(s, a - 1);
     case PERI_UNARY_AFFINE: return a;
     case PERI_UNARY_RECIPROCAL: return -a / (s * s);
+    case PERI_UNARY_CLAMP: return (s > a || a == -INFINITY) && (s < b || b == INFINITY);
+    case PERI_UNARY_ROOT: return s == 0 ? 0 : 0.5 / sqrt(s);
     default: return 1;
     }
 }
@@ -102,7 +106,19 @@ static void ref_unary_grad(const void *args, int64_t begin, int64_t end)
     const peri_k_unary_grad_args *a = args;
     for (int64_t i = begin; i < end; i++) {
         double s = ref_reads_saved(a->op) ? ref_get(a->saved, i, a->dtype) : 0;
-        ref_put(a->dx, i, a->dtype, ref_get(a->dy, i, a->dtype) * ref_df(a->op, s, a->a));
+        ref_put(a->dx, i, a->dtype, ref_get(a->dy, i, a->dtype) * ref_df(a->op, s, a->a, a->b));
+    }
+}
+
+static double ref_both(int32_t op, double x, double y)
+{
+    switch (op) {
+    case PERI_BINARY_ADD: return x + y;
+    case PERI_BINARY_SUB: return x - y;
+    case PERI_BINARY_MUL: return x * y;
+    case PERI_BINARY_MAX: return x > y || x != x ? x : y;
+    case PERI_BINARY_MIN: return x < y || x != x ? x : y;
+    default: return x / y;
     }
 }
 
@@ -118,8 +134,7 @@ static void ref_binary(const void *args, int64_t begin, int64_t end)
             at_b += at * a->b_stride[d];
         }
         double x = ref_get(a->a, at_a, a->dtype), y = ref_get(a->b, at_b, a->dtype);
-        ref_put(a->dst, i, a->dtype,
-                a->op == PERI_BINARY_ADD ? x + y : a->op == PERI_BINARY_SUB ? x - y : a->op == PERI_BINARY_MUL ? x * y : x / y);
+        ref_put(a->dst, i, a->dtype, ref_both(a->op, x, y));
     }
 }
 
@@ -170,7 +185,7 @@ static void ref_act_grad(const void *args, int64_t begin, int64_t end)
             double sum = 0;
             for (int64_t r = k * PERI_SUM_ROWS; r < ref_block_end(k, a->rows); r++) {
                 double y = a->act == PERI_UNARY_IDENTITY ? 0 : ref_get(a->y, r * a->cols + c, a->dtype);
-                double z = ref_get(a->dy, r * a->dy_stride + c, a->dtype) * ref_df(a->act, y, 0);
+                double z = ref_get(a->dy, r * a->dy_stride + c, a->dtype) * ref_df(a->act, y, 0, 0);
                 if (a->dz) ref_put(a->dz, r * a->cols + c, a->dtype, z);
                 sum += z;
             }
@@ -228,18 +243,26 @@ static void ref_sum_dim(const void *args, int64_t begin, int64_t end)
     }
 }
 
+#define REF_MAX(T)                                                                                                                    \
+    do {                                                                                                                              \
+        const T *x = (const T *)a->x + base;                                                                                          \
+        int64_t best = 0;                                                                                                             \
+        for (int64_t r = 1; r < a->n && x[best * a->inner] == x[best * a->inner]; r++) {                                              \
+            const T now = x[r * a->inner], most = x[best * a->inner];                                                                 \
+            if (!(a->least ? now >= most : now <= most)) best = r;                                                                    \
+        }                                                                                                                             \
+        ((T *)a->values)[u] = x[best * a->inner];                                                                                     \
+        a->indices[u] = best;                                                                                                         \
+    } while (0)
+
 static void ref_max_dim(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_max_dim_args *a = args;
     for (int64_t u = begin; u < end; u++) {
-        int64_t base = u / a->inner * a->n * a->inner + u % a->inner, best = 0;
-        double max = ref_get(a->x, base, a->dtype);
-        for (int64_t r = 1; r < a->n && max == max; r++) {
-            double x = ref_get(a->x, base + r * a->inner, a->dtype);
-            if (!(x <= max)) max = x, best = r;
-        }
-        ref_put(a->values, u, a->dtype, max);
-        a->indices[u] = best;
+        const int64_t base = u / a->inner * a->n * a->inner + u % a->inner;
+        if (a->dtype == PERI_F64) REF_MAX(double);
+        else if (a->dtype == PERI_I64) REF_MAX(int64_t);
+        else REF_MAX(float);
     }
 }
 

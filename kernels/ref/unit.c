@@ -37,6 +37,7 @@
 #include "collision.c"
 #include "collision_learn.c"
 #include "collision_state.c"
+#include "elements.c"
 
 const peri_kernels peri_kernels_ref = {
     .isa = "ref",

@@ -172,12 +172,17 @@ function M.fail(message) M.raise { code = -1, name = "EINVAL", message = message
 
 -- -- errors of others --------------------------------------------------------------------------------------------------------------
 
+--- A function(x) that names a tensor in a few words, and returns false for other values; of tensor/core.lua.
+M.handle_text = false
+
 --- What a value is, in a few words.
 local function kind(value)
   local t = type(value)
   if t == "string" then return #value <= 40 and ("'%s'"):format(value) or ("'%s...'"):format(value:sub(1, 40)) end
   if t == "number" or t == "boolean" or t == "nil" then return tostring(value) end
   if t == "cdata" then
+    local short = M.handle_text and M.handle_text(value) -- a tensor's, without its elements
+    if short then return short end
     local ok, said = pcall(tostring, value)
     return ok and (said:match "^cdata<struct peri_([%w_]+)_ref>" or said) or "cdata"
   end

@@ -53,19 +53,19 @@ M.locate = locate
 
 --- The state of the running rank. Under `sim` the scheduler exchanges it when it switches ranks, so nothing else may cache it.
 --- scope: open scope or nil; device: default device name; grad: recording; world: the joined world or nil; pause: how to wait;
---- seed, parameters_drawn, dropouts_made: of the random numbers (nn/parameter.lua); batch: that a module is running with, if it says
+--- seed, parameters_drawn, dropouts_made, numbers_drawn: of random numbers (nn/parameter.lua); batch: that a module runs with, if it says
 --- which samples it has, or false (nn/module.lua); failed_world: the error of a world that was left after it, or false; ec_index_dedup:
 --- of shard/dedup.lua; place: { rank, world size } where there is no world (in a loader's thread); streams: { device =, stream =, outer
 --- = }, the current streams that are not the default ones; deferring: ids of sharded modules do not set out yet (shard/module.lua);
 --- pin: in a worker of a loader, the device (a name) for which batches are made in pinned memory, or false; autocast: the innermost
 --- region (a pointer), or false; stop: what this rank knows of a request to stop (stop.lua), or false; saves: the last asynchronous
 --- save of this rank, { progress = function(), finish = function(), last = } (checkpoint/async.lua), or false; watched: the group (a
---- pointer) whose world notes what this rank waits for, or false.
+--- pointer) whose world notes what this rank waits for, or false; anomaly: what looks for NaN (nn/anomaly.lua), or false.
 local state = {
   scope = false, device = getenv "PERI_DEVICE" or "cpu", streams = false, grad = true, autocast = false,
-  world = false, seed = 0, parameters_drawn = 0, dropouts_made = 0, batch = false,
+  world = false, seed = 0, parameters_drawn = 0, dropouts_made = 0, numbers_drawn = 0, batch = false,
   ec_index_dedup = false, failed_world = false, place = false, deferring = false,
-  watched = false, pin = false, stop = false, saves = false,
+  watched = false, pin = false, stop = false, saves = false, anomaly = false,
 }
 M.state = state
 

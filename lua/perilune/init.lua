@@ -25,7 +25,8 @@ local modules = {
 --- Everyday names and the face that has them.
 local names = {
   Error = "ffi", scope = "ffi", keep = "ffi", no_grad = "ffi",
-  tensor = "Tensor", empty = "Tensor", zeros = "Tensor", ones = "Tensor", full = "Tensor", backward = "Tensor",
+  tensor = "Tensor", empty = "Tensor", zeros = "Tensor", ones = "Tensor", full = "Tensor", arange = "Tensor", rand = "Tensor",
+  randn = "Tensor", backward = "Tensor",
   autocast = "Tensor", set_float32_matmul_precision = "Tensor", get_float32_matmul_precision = "Tensor",
   JaggedTensor = "jagged", KeyedJaggedTensor = "jagged", KeyedTensor = "jagged",
   on_stop = "stop", stopping = "stop", stopped = "stop", request_stop = "stop",

@@ -653,6 +653,22 @@ static void run_tbe_shampoo(const call *c)
     step(c, PERI_K_tbe_precondition, &a, a.chunks, 1);
 }
 
+/* -- sorts of lines ---------------------------------------------------------------------------------------------------------------- */
+
+static int64_t sort_lines_scratch(const peri_plugin_host *host, const void *args)
+{
+    (void)host;
+    const peri_op_sort_lines *a = args;
+    return 2 * (int64_t)sizeof(peri_k_sort_entry) * a->lines * a->n;
+}
+
+static void run_sort_lines(const call *c)
+{
+    const peri_op_sort_lines *a = c->args;
+    peri_k_sort_line_args lines = {.sort = *a, .room = (peri_k_sort_entry *)c->scratch};
+    step(c, PERI_K_sort_line, &lines, a->lines, max(1, (1 << 12) / max(1, a->n)));
+}
+
 /* -- the table --------------------------------------------------------------------------------------------------------------------- */
 
 static const struct {
@@ -663,7 +679,7 @@ static const struct {
 #define OP_SCRATCH(name) [PERI_OP_##name - PERI_OP_FIRST] = {run_##name, name##_scratch}
 #define OP_MASK(name) [PERI_OP_##name - PERI_OP_FIRST] = {run_##name, mask_scratch}
     OP(norm_finish), OP_SCRATCH(cumsum), OP_SCRATCH(bags_report), OP_SCRATCH(lists), OP_SCRATCH(index_check), OP_SCRATCH(unique),
-    OP_SCRATCH(bucketize),
+    OP_SCRATCH(bucketize), OP_SCRATCH(sort_lines),
     OP_SCRATCH(table_rows), OP_SCRATCH(slice_bounds), OP_SCRATCH(hash_insert), OP(weights_by_id),
     OP_MASK(mask_count), OP_MASK(mask_pick), OP_MASK(mask_spread), OP_MASK(mask_places),
     OP(tbe_prepare), OP(tbe_check), OP(tbe_report), OP(tbe_forward), OP(tbe_weight_gradient), OP_SCRATCH(tbe_sort),

@@ -174,7 +174,8 @@ static peri_status check_linear(const checker *c, peri__model_operation *o, int6
 static peri_status check_unary(const checker *c, peri__model_operation *o, int64_t out)
 {
     static const char *const names[PERI_UNARY_COUNT] = {"identity", "relu", "sigmoid", "tanh", "exp", "sqrt", "silu", "gelu", "softplus",
-                                                        "logsigmoid", "leaky_relu", "log", "abs", "square", "pow", "affine", "reciprocal"};
+                                                        "logsigmoid", "leaky_relu", "log", "abs", "square", "pow", "affine", "reciprocal",
+                                                        "clamp", "root"};
     WANT(function_in(o, names, PERI_UNARY_COUNT), "its function is unknown");
     WANT(columns_of(c, o, 0) == out, "its values have different columns");
     return PERI_OK;
@@ -182,8 +183,8 @@ static peri_status check_unary(const checker *c, peri__model_operation *o, int64
 
 static peri_status check_binary(const checker *c, peri__model_operation *o, int64_t out)
 {
-    static const char *const names[PERI_BINARY_COUNT] = {"add", "sub", "mul", "div"};
-    WANT(function_in(o, names, PERI_BINARY_COUNT), "its function is unknown, allowed: add, sub, mul, div");
+    static const char *const names[PERI_BINARY_COUNT] = {"add", "sub", "mul", "div", "maximum", "minimum"};
+    WANT(function_in(o, names, PERI_BINARY_COUNT), "its function is unknown, allowed: add, sub, mul, div, maximum, minimum");
     WANT(o->n_sizes >= 1 && o->sizes[0] >= 1 && o->sizes[0] <= MOST_DIMS && o->n_sizes == 1 + 3 * o->sizes[0],
          "it wants the sizes dimensions, shape, and the strides of both");
     const int32_t ndim = (int32_t)o->sizes[0];

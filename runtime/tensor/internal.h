@@ -346,6 +346,15 @@ void peri__around(const peri_tensor *t, int32_t dim, int64_t *outer, int64_t *n,
 peri_status peri__unary(peri_tensor *t, int32_t op, double a, double b, peri_tensor **out);
 /** out = a op b, broadcast; op = PERI_BINARY_*. Messages name @function. */
 peri_status peri__binary(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, peri_tensor **out);
+/** The shape that @a and @b broadcast to. */
+peri_status peri__broadcast_shape(const char *function, const peri_tensor *a, const peri_tensor *b, int32_t *ndim, int64_t *shape);
+/** Join dimensions of @shape[ndim] that lie behind each other in all of @operands arrays of strides, so that the kernel's rows are long.
+ *  Returns how many are left. */
+int32_t peri__fold(int32_t ndim, int64_t *shape, int64_t *const *stride, int32_t operands);
+/** out = a op b (PERI_COMPARE_*), broadcast; @b NULL: the number @value, of integers @whole. Of one dtype and device. */
+peri_status peri__compare(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, double value, int64_t whole, peri_tensor **out);
+/** out = condition (bool) ? a : b, broadcast; NULL stands for zeros; not both. */
+peri_status peri__where(const char *function, peri_tensor *condition, peri_tensor *a, peri_tensor *b, peri_tensor **out);
 /** @scale times the sum over the dimensions whose bit is set in @mask; they stay, with size 1. */
 peri_status peri__reduce(peri_tensor *t, uint32_t mask, double scale, peri_tensor **out);
 /** Memory for partial sums of @dtype, one row for each of @rows blocks, of which peri__grad_sums makes the gradient of input @i of @node:

@@ -87,6 +87,12 @@ peri_status peri_op_exp(peri_tensor *x, peri_tensor **out) { return unary("peri_
 peri_status peri_op_log(peri_tensor *x, peri_tensor **out) { return unary("peri_op_log", PERI_UNARY_LOG, x, 0, 0, out); }
 peri_status peri_op_sqrt(peri_tensor *x, peri_tensor **out) { return unary("peri_op_sqrt", PERI_UNARY_SQRT, x, 0, 0, out); }
 peri_status peri_op_abs(peri_tensor *x, peri_tensor **out) { return unary("peri_op_abs", PERI_UNARY_ABS, x, 0, 0, out); }
+peri_status peri_op_root(peri_tensor *x, peri_tensor **out) { return unary("peri_op_root", PERI_UNARY_ROOT, x, 0, 0, out); }
+peri_status peri_op_clamp(peri_tensor *x, double low, double high, peri_tensor **out)
+{
+    if (x && x->dtype == PERI_F32) low = (double)(float)low, high = (double)(float)high; /* where elements are equal to a bound */
+    return unary("peri_op_clamp", PERI_UNARY_CLAMP, x, low, high, out);
+}
 peri_status peri_op_square(peri_tensor *x, peri_tensor **out) { return unary("peri_op_square", PERI_UNARY_SQUARE, x, 0, 0, out); }
 peri_status peri_op_pow(peri_tensor *x, double exponent, peri_tensor **out)
 {
@@ -112,6 +118,25 @@ static peri_status check_pair(const char *function, const peri_tensor *a, const 
     return peri__check_same_device(function, a, b);
 }
 
+/** out = the part of @g that input @i of the larger or the smaller of two gets: nothing where the other one is it, half where both are. */
+static peri_status extreme_grad(const char *function, int32_t op, peri_tensor *g, peri_tensor *const *saved, int32_t i, peri_tensor **out)
+{
+    const int32_t loses = op == PERI_BINARY_MAX ? PERI_COMPARE_LT : PERI_COMPARE_GT;
+    peri_tensor *lost = NULL, *equal = NULL, *half = NULL, *won = NULL;
+    peri_status status;
+    PERI_TRY_GOTO(peri__compare(function, loses, saved[i], saved[1 - i], 0, 0, &lost), out);
+    PERI_TRY_GOTO(peri__compare(function, PERI_COMPARE_EQ, saved[0], saved[1], 0, 0, &equal), out);
+    PERI_TRY_GOTO(peri__unary(g, PERI_UNARY_AFFINE, 0.5, 0, &half), out);
+    PERI_TRY_GOTO(peri__where(function, lost, NULL, g, &won), out);
+    status = peri__where(function, equal, half, won, out);
+out:
+    peri_tensor_release(lost);
+    peri_tensor_release(equal);
+    peri_tensor_release(half);
+    peri_tensor_release(won);
+    return status;
+}
+
 /** saved: a, b, and for a quotient y. integer: op, then a's and b's ndim and shape. */
 static peri_status binary_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
@@ -126,6 +151,8 @@ static peri_status binary_backward(peri__node *node, peri_tensor *const *grad_ou
         if (op == PERI_BINARY_ADD || (op == PERI_BINARY_SUB && i == 0)) {
             full = g;
             peri_tensor_retain(full);
+        } else if (op == PERI_BINARY_MAX || op == PERI_BINARY_MIN) {
+            status = extreme_grad(function, op, g, node->saved, i, &full);
         } else if (op == PERI_BINARY_SUB) {
             status = peri__unary(g, PERI_UNARY_AFFINE, -1, 0, &full);
         } else if (op == PERI_BINARY_MUL) {
@@ -165,8 +192,9 @@ static peri_status binary_wide(const char *function, int32_t op, peri_tensor *a,
             node->integer[1 + i] = in[i]->ndim;
             memcpy(node->integer + 3 + i * PERI_MAX_DIMS, in[i]->shape, sizeof in[i]->shape);
         }
-        if (op == PERI_BINARY_MUL && b->requires_grad) peri__node_save(node, 0, a);
-        if ((op == PERI_BINARY_MUL && a->requires_grad) || op == PERI_BINARY_DIV) peri__node_save(node, 1, b);
+        const bool extreme = op == PERI_BINARY_MAX || op == PERI_BINARY_MIN;
+        if ((op == PERI_BINARY_MUL && b->requires_grad) || extreme) peri__node_save(node, 0, a);
+        if ((op == PERI_BINARY_MUL && a->requires_grad) || op == PERI_BINARY_DIV || extreme) peri__node_save(node, 1, b);
         if (op == PERI_BINARY_DIV && b->requires_grad) status = peri__node_save_output(node, 2, y);
     }
     if (status < 0) peri_tensor_release(y);
@@ -186,6 +214,15 @@ peri_status peri_op_add(peri_tensor *a, peri_tensor *b, peri_tensor **out) { ret
 peri_status peri_op_sub(peri_tensor *a, peri_tensor *b, peri_tensor **out) { return binary("peri_op_sub", PERI_BINARY_SUB, a, b, out); }
 peri_status peri_op_mul(peri_tensor *a, peri_tensor *b, peri_tensor **out) { return binary("peri_op_mul", PERI_BINARY_MUL, a, b, out); }
 peri_status peri_op_div(peri_tensor *a, peri_tensor *b, peri_tensor **out) { return binary("peri_op_div", PERI_BINARY_DIV, a, b, out); }
+
+peri_status peri_op_maximum(peri_tensor *a, peri_tensor *b, peri_tensor **out)
+{
+    return binary("peri_op_maximum", PERI_BINARY_MAX, a, b, out);
+}
+peri_status peri_op_minimum(peri_tensor *a, peri_tensor *b, peri_tensor **out)
+{
+    return binary("peri_op_minimum", PERI_BINARY_MIN, a, b, out);
+}
 
 /** saved: a, b. The gradient of c is the upstream one. */
 static peri_status muladd_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)

@@ -41,7 +41,7 @@ out:
     return status;
 }
 
-static peri_status broadcast_shape(const char *function, const peri_tensor *a, const peri_tensor *b, int32_t *ndim, int64_t *shape)
+peri_status peri__broadcast_shape(const char *function, const peri_tensor *a, const peri_tensor *b, int32_t *ndim, int64_t *shape)
 {
     char text[300];
     *ndim = a->ndim > b->ndim ? a->ndim : b->ndim;
@@ -56,27 +56,28 @@ static peri_status broadcast_shape(const char *function, const peri_tensor *a, c
     return PERI_OK;
 }
 
-/** Join dimensions that lie behind each other in both inputs, so that the kernel's rows are long. */
-static void fold(peri_k_binary_args *k)
+int32_t peri__fold(int32_t ndim, int64_t *shape, int64_t *const *stride, int32_t operands)
 {
     int32_t n = 0;
-    for (int32_t d = 0; d < k->ndim; d++) {
-        if (k->shape[d] == 1) continue;
-        int64_t size = k->shape[d], sa = k->a_stride[d], sb = k->b_stride[d];
-        if (n > 0 && k->a_stride[n - 1] == sa * size && k->b_stride[n - 1] == sb * size) n--, size *= k->shape[n];
-        k->shape[n] = size;
-        k->a_stride[n] = sa;
-        k->b_stride[n++] = sb;
+    for (int32_t d = 0; d < ndim; d++) {
+        if (shape[d] == 1) continue;
+        int64_t size = shape[d];
+        bool joins = n > 0;
+        for (int32_t k = 0; k < operands; k++) joins = joins && stride[k][n - 1] == stride[k][d] * size;
+        if (joins) n--, size *= shape[n];
+        shape[n] = size;
+        for (int32_t k = 0; k < operands; k++) stride[k][n] = stride[k][d];
+        n++;
     }
-    k->ndim = n;
+    return n;
 }
 
 peri_status peri__binary(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, peri_tensor **out)
 {
     int32_t ndim;
     int64_t shape[PERI_MAX_DIMS];
-    PERI_TRY(broadcast_shape(function, a, b, &ndim, shape));
-    peri_k_binary_args args = {.dtype = a->dtype, .op = op, .ndim = ndim};
+    PERI_TRY(peri__broadcast_shape(function, a, b, &ndim, shape));
+    peri_k_binary_args args = {.dtype = a->dtype, .op = op};
     PERI_TRY(peri__expanded(function, a, ndim, shape, args.a_stride));
     PERI_TRY(peri__expanded(function, b, ndim, shape, args.b_stride));
     peri_tensor *y;
@@ -85,7 +86,7 @@ peri_status peri__binary(const char *function, int32_t op, peri_tensor *a, peri_
     args.dst = peri__data(y);
     args.a = peri__data(a);
     args.b = peri__data(b);
-    fold(&args);
+    args.ndim = peri__fold(ndim, args.shape, (int64_t *[]){args.a_stride, args.b_stride}, 2);
     peri_status status = PERI_LAUNCH(peri__device(a), binary, &args, peri__numel(y), PERI_ELEMENT_GRAIN);
     if (status < 0) peri_tensor_release(y);
     else *out = y;

@@ -30,19 +30,28 @@ out:
 
 static const peri__node_vtab sum_vtab = {.name = "sum", .backward = sum_backward};
 
-static peri_status sum_wide(const char *function, peri_tensor *x, const int32_t *dims, int32_t n, bool keepdim, bool mean,
-                            peri_tensor **out)
+/** *mask = a bit for each of the dimensions @dims[n] of @x; n = 0: all. */
+static peri_status mask_of(const char *function, const peri_tensor *x, const int32_t *dims, int32_t n, uint32_t *mask)
 {
-    PERI_TRY(peri__check_float(function, "x", x));
-    if (!out || (n > 0 && !dims)) return peri__fail(PERI_EINVAL, "%s: %s is missing", function, out ? "dims" : "out");
-    uint32_t mask = n ? 0 : (1u << x->ndim) - 1;
+    if (n > 0 && !dims) return peri__fail(PERI_EINVAL, "%s: dims is missing", function);
+    *mask = n ? 0 : (1u << x->ndim) - 1;
     for (int32_t i = 0; i < n; i++) {
         int32_t d;
         peri__words words;
         PERI_TRY(peri__dim(function, x, dims[i], &d));
-        if (mask >> d & 1) return peri__fail(PERI_EINVAL, "%s: %s is named twice", function, peri__dim_text(d, &words));
-        mask |= 1u << d;
+        if (*mask >> d & 1) return peri__fail(PERI_EINVAL, "%s: %s is named twice", function, peri__dim_text(d, &words));
+        *mask |= 1u << d;
     }
+    return PERI_OK;
+}
+
+static peri_status sum_wide(const char *function, peri_tensor *x, const int32_t *dims, int32_t n, bool keepdim, bool mean,
+                            peri_tensor **out)
+{
+    uint32_t mask;
+    PERI_TRY(peri__check_float(function, "x", x));
+    if (!out) return peri__fail(PERI_EINVAL, "%s: out is missing", function);
+    PERI_TRY(mask_of(function, x, dims, n, &mask));
     int64_t shape[PERI_MAX_DIMS], count = 1;
     int32_t ndim = 0;
     for (int32_t d = 0; d < x->ndim; d++) {
@@ -80,10 +89,6 @@ static peri_status sum(const char *function, peri_tensor *x, const int32_t *dims
     return peri__narrow(&o, sum_wide(function, o.in[0], dims, n, keepdim, mean, out ? &o.out : NULL), out);
 }
 
-peri_status peri_op_sum(peri_tensor *x, const int32_t *dims, int32_t n, bool keepdim, peri_tensor **out)
-{
-    return sum("peri_op_sum", x, dims, n, keepdim, false, out);
-}
 
 peri_status peri_op_mean(peri_tensor *x, const int32_t *dims, int32_t n, bool keepdim, peri_tensor **out)
 {
@@ -197,31 +202,40 @@ out:
 }
 
 static const peri__node_vtab max_vtab = {.name = "max", .backward = max_backward};
+static const peri__node_vtab min_vtab = {.name = "min", .backward = max_backward};
 
-static peri_status max(peri_tensor *x, int32_t dim, bool keepdim, peri_tensor **values, peri_tensor **indices)
+/** @values and @indices: new tensors of @shape[ndim], of the largest or smallest of contiguous @x along dimension @d. */
+static peri_status extremes(peri_tensor *x, int32_t d, int32_t ndim, const int64_t *shape, bool least, peri_tensor **values,
+                            peri_tensor **indices)
+{
+    int64_t outer, n, inner;
+    peri__around(x, d, &outer, &n, &inner);
+    PERI_TRY(peri__tensor_like(x, ndim, shape, values));
+    PERI_TRY(peri_tensor_new(peri__device(x), PERI_I64, ndim, shape, indices));
+    peri_k_max_dim_args args = {.values = peri__data(*values), .indices = peri__data(*indices), .x = peri__data(x), .dtype = x->dtype,
+                                .least = least, .n = n, .inner = inner};
+    return PERI_LAUNCH(peri__device(x), max_dim, &args, outer * inner, peri__ceil_div(PERI_ELEMENT_GRAIN, n));
+}
+
+static peri_status extreme(const char *function, peri_tensor *x, int32_t dim, bool keepdim, bool least, peri_tensor **values,
+                           peri_tensor **indices)
 {
     char text[128];
     peri__words words;
     int32_t d, ndim = 0;
-    PERI_TRY(peri__check_float("peri_op_max", "x", x));
-    PERI_TRY(peri__dim("peri_op_max", x, dim, &d));
+    PERI_TRY(peri__dim(function, x, dim, &d));
     if (x->shape[d] == 0)
-        return peri__fail(PERI_EINVAL, "peri_op_max: %s of %s is empty", peri__dim_text(d, &words),
+        return peri__fail(PERI_EINVAL, "%s: %s of %s is empty", function, peri__dim_text(d, &words),
                           peri__tensor_text(x, text, sizeof text));
-    int64_t shape[PERI_MAX_DIMS], outer, n, inner;
+    int64_t shape[PERI_MAX_DIMS];
     for (int32_t i = 0; i < x->ndim; i++)
         if (i != d || keepdim) shape[ndim++] = i == d ? 1 : x->shape[i];
-    peri__around(x, d, &outer, &n, &inner);
     peri_tensor *flat = NULL, *value = NULL, *index = NULL;
     peri__node *node;
     peri_status status;
     PERI_TRY_GOTO(peri__contiguous_of(x, &flat), out);
-    PERI_TRY_GOTO(peri__tensor_like(x, ndim, shape, &value), out);
-    PERI_TRY_GOTO(peri_tensor_new(peri__device(x), PERI_I64, ndim, shape, &index), out);
-    peri_k_max_dim_args args = {.values = peri__data(value), .indices = peri__data(index), .x = peri__data(flat), .dtype = x->dtype,
-                                .n = n, .inner = inner};
-    PERI_TRY_GOTO(PERI_LAUNCH(peri__device(x), max_dim, &args, outer * inner, peri__ceil_div(PERI_ELEMENT_GRAIN, n)), out);
-    PERI_TRY_GOTO(peri__attach(&max_vtab, &x, 1, &value, 1, &node), out);
+    PERI_TRY_GOTO(extremes(flat, d, ndim, shape, least, &value, &index), out);
+    PERI_TRY_GOTO(peri__attach(least ? &min_vtab : &max_vtab, &x, 1, &value, 1, &node), out);
     if (node) {
         peri__node_save(node, 0, index);
         node->integer[0] = d;
@@ -237,14 +251,253 @@ out:
     return status;
 }
 
-peri_status peri_op_max(peri_tensor *x, int32_t dim, bool keepdim, peri_tensor **values, peri_tensor **indices)
+/** *wide = x as the kernels of maxima take it, recorded; *back: the dtype that results are cast back to, -1: they stay. Integers and bool
+ *  go through i64, which holds all of them. */
+static peri_status ordered(const char *function, peri_tensor *x, peri_tensor **wide, int32_t *back)
 {
-    PERI_NEED(values);
-    peri__operands o;
-    peri_tensor *index = NULL;
-    PERI_TRY(peri__widen(&o, PERI__IN_ANY, &x, 1));
-    peri_status status = peri__narrow(&o, max(o.in[0], dim, keepdim, &o.out, &index), values);
+    char text[128];
+    PERI_TRY(peri__check_tensor(function, "x", x, -1, -1));
+    *back = -1;
+    if (x->dtype == PERI_C64 || x->dtype == PERI_C128)
+        return peri__fail(PERI_EINVAL, "%s: x is %s; complex numbers have no order", function, peri__tensor_text(x, text, sizeof text));
+    if (x->dtype == PERI_F32 || x->dtype == PERI_F64 || x->dtype == PERI_I64) {
+        peri_tensor_retain(*wide = x);
+        return PERI_OK;
+    }
+    *back = x->dtype;
+    return peri_tensor_to(x, peri__is_16(x->dtype) ? PERI_F32 : PERI_I64, NULL, wide);
+}
+
+/** Cast @result (taken) back. */
+static peri_status restored(peri_tensor *result, int32_t back, peri_tensor **out)
+{
+    peri_status status = peri_tensor_to(result, back, NULL, out);
+    peri_tensor_release(result);
+    return status;
+}
+
+static peri_status extreme_of(const char *function, peri_tensor *x, int32_t dim, bool keepdim, bool least, peri_tensor **values,
+                              peri_tensor **indices)
+{
+    if (!values) return peri__fail(PERI_EINVAL, "%s: values is missing", function);
+    peri_tensor *wide, *value, *index = NULL;
+    int32_t back;
+    PERI_TRY(ordered(function, x, &wide, &back));
+    peri_status status = extreme(function, wide, dim, keepdim, least, &value, &index);
+    peri_tensor_release(wide);
+    if (status >= 0) status = restored(value, back, values);
     if (status >= 0 && indices) *indices = index;
     else peri_tensor_release(index);
     return status;
+}
+
+peri_status peri_op_max(peri_tensor *x, int32_t dim, bool keepdim, peri_tensor **values, peri_tensor **indices)
+{
+    return extreme_of("peri_op_max", x, dim, keepdim, false, values, indices);
+}
+
+peri_status peri_op_min(peri_tensor *x, int32_t dim, bool keepdim, peri_tensor **values, peri_tensor **indices)
+{
+    return extreme_of("peri_op_min", x, dim, keepdim, true, values, indices);
+}
+
+/** saved: x, y. integer: the mask of dimensions. Elements that are equal to y share; where that is NaN, those that are NaN. */
+static peri_status amax_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+{
+    static const char *const function = "amax backward";
+    peri_tensor *x = node->saved[0], *y = node->saved[1], *g = NULL, *view = NULL, *equal = NULL, *nan = NULL;
+    peri_tensor *mine = NULL, *ones = NULL, *count = NULL, *part = NULL;
+    const uint32_t mask = (uint32_t)node->integer[0];
+    peri_status status;
+    PERI_TRY_GOTO(peri__compare(function, PERI_COMPARE_EQ, x, y, 0, 0, &equal), out);
+    PERI_TRY_GOTO(peri__compare(function, PERI_COMPARE_NE, x, x, 0, 0, &nan), out);
+    PERI_TRY_GOTO(peri__where(function, nan, nan, equal, &mine), out);
+    PERI_TRY_GOTO(peri__cast(mine, x->dtype, &ones), out);
+    PERI_TRY_GOTO(peri__reduce(ones, mask, 1, &count), out);
+    PERI_TRY_GOTO(peri__contiguous_of(grad_out[0], &g), out);
+    PERI_TRY_GOTO(peri__tensor_view(g, y->ndim, y->shape, NULL, g->offset, &view), out);
+    PERI_TRY_GOTO(peri__binary(function, PERI_BINARY_DIV, view, count, &part), out);
+    status = peri__where(function, mine, part, NULL, &grad_in[0]);
+out:
+    peri_tensor_release(g);
+    peri_tensor_release(view);
+    peri_tensor_release(equal);
+    peri_tensor_release(nan);
+    peri_tensor_release(mine);
+    peri_tensor_release(ones);
+    peri_tensor_release(count);
+    peri_tensor_release(part);
+    return status;
+}
+
+static const peri__node_vtab amax_vtab = {.name = "amax", .backward = amax_backward};
+
+/** *y (new) = the largest of contiguous @x over @mask, whose dimensions stay with size 1: one dimension after the other. */
+static peri_status reduce_extremes(peri_tensor *x, uint32_t mask, bool least, peri_tensor **y)
+{
+    peri_tensor_retain(*y = x);
+    for (int32_t d = x->ndim - 1; d >= 0; d--) {
+        if (!(mask >> d & 1)) continue;
+        int64_t shape[PERI_MAX_DIMS];
+        memcpy(shape, (*y)->shape, sizeof shape);
+        shape[d] = 1;
+        peri_tensor *value = NULL, *index = NULL;
+        peri_status status = extremes(*y, d, x->ndim, shape, least, &value, &index);
+        peri_tensor_release(index);
+        peri_tensor_release(*y);
+        *y = value;
+        PERI_TRY(status);
+    }
+    return PERI_OK;
+}
+
+static peri_status amax(peri_tensor *x, uint32_t mask, bool keepdim, bool least, peri_tensor **out)
+{
+    static const char *const function = "peri_op_amax";
+    char text[128];
+    peri__words words;
+    int64_t shape[PERI_MAX_DIMS];
+    int32_t ndim = 0;
+    for (int32_t d = 0; d < x->ndim; d++) {
+        const bool reduced = mask >> d & 1;
+        if (reduced && x->shape[d] == 0)
+            return peri__fail(PERI_EINVAL, "%s: %s of %s is empty", function, peri__dim_text(d, &words),
+                              peri__tensor_text(x, text, sizeof text));
+        if (!reduced || keepdim) shape[ndim++] = reduced ? 1 : x->shape[d];
+    }
+    peri_tensor *flat = NULL, *kept = NULL, *y = NULL;
+    peri__node *node;
+    peri_status status;
+    PERI_TRY_GOTO(peri__contiguous_of(x, &flat), out);
+    PERI_TRY_GOTO(reduce_extremes(flat, mask, least, &kept), out);
+    PERI_TRY_GOTO(peri__tensor_view(kept, ndim, shape, NULL, kept->offset, &y), out);
+    PERI_TRY_GOTO(peri__attach(&amax_vtab, &x, 1, &y, 1, &node), out);
+    if (node) {
+        peri__node_save(node, 0, x);
+        peri__node_save(node, 1, kept);
+        node->integer[0] = mask;
+    }
+out:
+    peri_tensor_release(flat);
+    peri_tensor_release(kept);
+    if (status < 0) peri_tensor_release(y);
+    else *out = y;
+    return status;
+}
+
+peri_status peri_op_amax(peri_tensor *x, const int32_t *dims, int32_t n, bool keepdim, bool least, peri_tensor **out)
+{
+    static const char *const function = "peri_op_amax";
+    uint32_t mask;
+    peri_tensor *wide, *y;
+    int32_t back;
+    PERI_NEED(out);
+    PERI_TRY(ordered(function, x, &wide, &back));
+    peri_status status = mask_of(function, wide, dims, n, &mask);
+    if (status >= 0) status = amax(wide, mask, keepdim, least, &y);
+    peri_tensor_release(wide);
+    return status < 0 ? status : restored(y, back, out);
+}
+
+/* -- running sums ----------------------------------------------------------------------------------------------------------------- */
+
+static peri_status run_sums(peri_tensor *x, int32_t d, bool backwards, peri_tensor **out)
+{
+    peri_tensor *flat, *y;
+    int64_t outer, n, inner;
+    PERI_TRY(peri__contiguous_of(x, &flat));
+    peri_status status = peri__tensor_like(x, x->ndim, x->shape, &y);
+    if (status >= 0) {
+        peri__around(flat, d, &outer, &n, &inner);
+        peri_k_running_sum_args args = {.y = peri__data(y), .x = peri__data(flat), .dtype = x->dtype, .backwards = backwards, .n = n,
+                                        .inner = inner};
+        status = PERI_LAUNCH(peri__device(x), running_sum, &args, outer * inner, peri__ceil_div(PERI_ELEMENT_GRAIN, peri__max(n, 1)));
+        if (status < 0) peri_tensor_release(y);
+        else *out = y;
+    }
+    peri_tensor_release(flat);
+    return status;
+}
+
+/** integer: dim. */
+static peri_status cumsum_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+{
+    return run_sums(grad_out[0], (int32_t)node->integer[0], true, &grad_in[0]);
+}
+
+static const peri__node_vtab cumsum_vtab = {.name = "cumsum", .backward = cumsum_backward};
+
+peri_status peri_op_running_sum(peri_tensor *x, int32_t dim, peri_tensor **out)
+{
+    static const char *const function = "peri_op_running_sum";
+    peri_tensor *wide, *y;
+    peri__node *node;
+    int32_t d, back;
+    PERI_NEED(out);
+    PERI_TRY(ordered(function, x, &wide, &back));
+    peri_status status = peri__dim(function, wide, dim, &d);
+    if (status >= 0) status = run_sums(wide, d, false, &y);
+    if (status >= 0) {
+        status = peri__attach(&cumsum_vtab, &wide, 1, &y, 1, &node);
+        if (status < 0) peri_tensor_release(y);
+        else if (node) node->integer[0] = d;
+    }
+    peri_tensor_release(wide);
+    return status < 0 ? status : restored(y, peri__is_16(x->dtype) ? x->dtype : -1, out);
+}
+
+/* -- sums of integers -------------------------------------------------------------------------------------------------------------- */
+
+/** *t (taken, i64) becomes its sum along @d, which stays with size 1: the last of its running sums. */
+static peri_status sum_along(peri_tensor **t, int32_t d)
+{
+    peri_tensor *x = *t, *sums = NULL, *last = NULL;
+    int64_t shape[PERI_MAX_DIMS];
+    peri_status status;
+    memcpy(shape, x->shape, sizeof shape);
+    shape[d] = 1;
+    *t = NULL;
+    if (x->shape[d] == 0) {
+        PERI_TRY_GOTO(peri__tensor_like(x, x->ndim, shape, t), out);
+        status = peri__tensor_zero(*t);
+        goto out;
+    }
+    PERI_TRY_GOTO(run_sums(x, d, false, &sums), out);
+    PERI_TRY_GOTO(peri__tensor_view(sums, x->ndim, shape, sums->stride, sums->offset + (x->shape[d] - 1) * sums->stride[d], &last), out);
+    status = peri__contiguous_of(last, t);
+out:
+    peri_tensor_release(x);
+    peri_tensor_release(sums);
+    peri_tensor_release(last);
+    return status;
+}
+
+static peri_status sum_whole(const char *function, peri_tensor *x, const int32_t *dims, int32_t n, bool keepdim, peri_tensor **out)
+{
+    uint32_t mask;
+    int64_t shape[PERI_MAX_DIMS];
+    int32_t ndim = 0;
+    peri_tensor *t;
+    PERI_NEED(out);
+    PERI_TRY(mask_of(function, x, dims, n, &mask));
+    PERI_TRY(peri__cast(x, PERI_I64, &t));
+    peri_status status = PERI_OK;
+    for (int32_t d = x->ndim - 1; d >= 0 && status >= 0; d--)
+        if (mask >> d & 1) status = sum_along(&t, d);
+    for (int32_t d = 0; d < x->ndim; d++)
+        if (!(mask >> d & 1) || keepdim) shape[ndim++] = mask >> d & 1 ? 1 : x->shape[d];
+    peri_tensor *flat = NULL;
+    if (status >= 0) status = peri__contiguous_of(t, &flat);
+    if (status >= 0) status = peri__tensor_view(flat, ndim, shape, NULL, flat->offset, out);
+    peri_tensor_release(flat);
+    peri_tensor_release(t);
+    return status;
+}
+
+peri_status peri_op_sum(peri_tensor *x, const int32_t *dims, int32_t n, bool keepdim, peri_tensor **out)
+{
+    static const char *const function = "peri_op_sum";
+    PERI_TRY(peri__check_tensor(function, "x", x, -1, -1));
+    const bool whole = x->dtype != PERI_F32 && x->dtype != PERI_F64 && !peri__is_16(x->dtype) && x->dtype < PERI_C64;
+    return whole ? sum_whole(function, x, dims, n, keepdim, out) : sum(function, x, dims, n, keepdim, false, out);
 }

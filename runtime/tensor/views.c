@@ -145,6 +145,77 @@ peri_status peri_tensor_slice(peri_tensor *t, int32_t dim, int64_t start, int64_
     return record_view(&view_vtab, t, view, integers, 2 + 2 * PERI_MAX_DIMS, out);
 }
 
+peri_status peri_tensor_select(peri_tensor *t, int32_t dim, int64_t index, peri_tensor **out)
+{
+    PERI_NEED(t);
+    PERI_NEED(out);
+    char text[128];
+    peri__words words;
+    int32_t d;
+    PERI_TRY(peri__dim("peri_tensor_select", t, dim, &d));
+    const int64_t size = t->shape[d], at = index < 0 ? index + size : index;
+    if (at < 0 || at >= size)
+        return peri__fail(PERI_ERANGE, "peri_tensor_select: element %lld of %s of %s, allowed: %lld..%lld", (long long)index,
+                          peri__dim_text(d, &words), peri__tensor_text(t, text, sizeof text), (long long)-size, (long long)size - 1);
+    int64_t shape[PERI_MAX_DIMS], stride[PERI_MAX_DIMS], integers[2 + 2 * PERI_MAX_DIMS] = {t->ndim}, dense = 1;
+    for (int32_t i = t->ndim - 1; i >= 0; i--) { /* the gradient lands in a contiguous base: the strides of the same window of it */
+        if (i != d) {
+            const int32_t to = i < d ? i : i - 1;
+            shape[to] = t->shape[i], stride[to] = t->stride[i];
+            integers[2 + PERI_MAX_DIMS + to] = dense;
+        } else {
+            integers[1] = at * dense;
+        }
+        dense *= peri__max(t->shape[i], 1);
+    }
+    memcpy(integers + 2, t->shape, sizeof t->shape);
+    peri_tensor *view;
+    PERI_TRY(peri__tensor_view(t, t->ndim - 1, shape, stride, t->offset + at * t->stride[d], &view));
+    return record_view(&view_vtab, t, view, integers, 2 + 2 * PERI_MAX_DIMS, out);
+}
+
+/** A view with other dimensions of size 1: its gradient is reshaped. */
+static peri_status view_as(peri_tensor *t, int32_t ndim, const int64_t *shape, const int64_t *stride, peri_tensor **out)
+{
+    peri_tensor *view;
+    PERI_TRY(peri__tensor_view(t, ndim, shape, stride, t->offset, &view));
+    int64_t integers[2 + PERI_MAX_DIMS] = {t->ndim, 0};
+    memcpy(integers + 2, t->shape, sizeof t->shape);
+    return record_view(&reshape_vtab, t, view, integers, 2 + PERI_MAX_DIMS, out);
+}
+
+peri_status peri_tensor_squeeze(peri_tensor *t, int32_t dim, peri_tensor **out)
+{
+    PERI_NEED(t);
+    PERI_NEED(out);
+    int32_t d, n = 0;
+    PERI_TRY(peri__dim("peri_tensor_squeeze", t, dim, &d));
+    int64_t shape[PERI_MAX_DIMS], stride[PERI_MAX_DIMS];
+    for (int32_t i = 0; i < t->ndim; i++) {
+        if (i == d && t->shape[i] == 1) continue;
+        shape[n] = t->shape[i], stride[n++] = t->stride[i];
+    }
+    return view_as(t, n, shape, stride, out);
+}
+
+peri_status peri_tensor_unsqueeze(peri_tensor *t, int32_t dim, peri_tensor **out)
+{
+    PERI_NEED(t);
+    PERI_NEED(out);
+    char text[128];
+    const int32_t n = t->ndim + 1, d = dim < 0 ? dim + n : dim;
+    if (n > PERI_MAX_DIMS || d < 0 || d >= n)
+        return peri__fail(PERI_EINVAL, "peri_tensor_unsqueeze: a new dimension %d of %s, allowed: %d of them, and at most %d in all", dim,
+                          peri__tensor_text(t, text, sizeof text), n, PERI_MAX_DIMS);
+    int64_t shape[PERI_MAX_DIMS], stride[PERI_MAX_DIMS];
+    for (int32_t i = 0, from = 0; i < n; i++) {
+        shape[i] = i == d ? 1 : t->shape[from];
+        stride[i] = i == d ? 1 : t->stride[from];
+        from += i != d;
+    }
+    return view_as(t, n, shape, stride, out);
+}
+
 peri_status peri_tensor_contiguous(peri_tensor *t, peri_tensor **out)
 {
     PERI_NEED(t);
@@ -167,6 +238,24 @@ static peri_status to_backward(peri__node *node, peri_tensor *const *grad_out, p
 }
 
 static const peri__node_vtab to_vtab = {.name = "to", .backward = to_backward};
+
+peri_status peri_tensor_clone(peri_tensor *t, peri_tensor **out)
+{
+    PERI_NEED(t);
+    PERI_NEED(out);
+    peri_tensor *copy;
+    peri__node *node;
+    PERI_TRY(peri__tensor_like(t, t->ndim, t->shape, &copy));
+    peri_status status = peri_tensor_copy(copy, t);
+    if (status >= 0) status = peri__attach(&to_vtab, &t, 1, &copy, 1, &node);
+    if (status >= 0 && node) {
+        node->integer[0] = t->dtype;
+        node->state = peri__device(t);
+    }
+    if (status < 0) peri_tensor_release(copy);
+    else *out = copy;
+    return status;
+}
 
 static bool floating(int32_t dtype) { return dtype == PERI_F32 || dtype == PERI_F64 || dtype == PERI_F16 || dtype == PERI_BF16; }
 

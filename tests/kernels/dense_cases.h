@@ -94,9 +94,11 @@ static inline void dense_end(dense_case *c, const void *args, size_t size, int64
 static inline void dense_elementwise(int64_t n, int32_t dtype, dense_visit visit, void *ctx)
 {
     static const char *const unary[] = {"identity", "relu", "sigmoid", "tanh", "exp", "sqrt", "silu", "gelu", "softplus", "logsigmoid",
-                                        "leaky_relu", "log", "abs", "square", "pow", "affine", "reciprocal"};
+                                        "leaky_relu", "log", "abs", "square", "pow", "affine", "reciprocal", "clamp",
+                                        "root"};
     for (int32_t op = 0; op < PERI_UNARY_COUNT; op++) {
-        bool positive = op == PERI_UNARY_SQRT || op == PERI_UNARY_LOG || op == PERI_UNARY_POW || op == PERI_UNARY_RECIPROCAL;
+        bool positive = op == PERI_UNARY_SQRT || op == PERI_UNARY_LOG || op == PERI_UNARY_POW || op == PERI_UNARY_RECIPROCAL ||
+            op == PERI_UNARY_ROOT;
         double low = positive ? 0.01 : -9, a = op == PERI_UNARY_POW ? 2.5 : 0.3;
         dense_case c = dense_begin(unary[op], PERI_K_unary, dtype, n, 1);
         peri_k_unary_args u = {.x = dense_numbers(&c, n, dtype, low, 9), .dtype = dtype, .op = op, .a = a, .b = 0.7};

@@ -125,7 +125,7 @@ function ManagedCollisionModule:hashed(ids)
   local is_tensor = Tensor.is(made)
   if not is_tensor or made:dim() ~= 1 or made:size(1) ~= ids:size(1) or made:dtype() ~= "i64" and made:dtype() ~= "i32" then
     P.fail(("%s: input_hash_func returned %s, wanted a tensor of %d ids (i64 or i32)"):format(self:title(),
-      is_tensor and tostring(made) or signature.text(made), ids:size(1)))
+      is_tensor and Tensor._text(made) or signature.text(made), ids:size(1)))
   end
   return made
 end

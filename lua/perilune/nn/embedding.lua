@@ -41,7 +41,7 @@ local function weight_of(class, a, padding)
     if not Tensor.is(a._weight) then P.fail(("%s: _weight is a %s, wanted a tensor"):format(class, type(a._weight))) end
     local given = a._weight:shape()
     if #given ~= 2 or given[1] ~= shape[1] or given[2] ~= shape[2] or a._weight:dtype() ~= "f32" then
-      P.fail(("%s: _weight is %s, wanted f32 [%d, %d]"):format(class, tostring(a._weight), shape[1], shape[2]))
+      P.fail(("%s: _weight is %s, wanted f32 [%d, %d]"):format(class, Tensor._text(a._weight), shape[1], shape[2]))
     end
     return parameter.Parameter(a._weight)
   end
@@ -96,7 +96,7 @@ end
 --- arguments as in the constructor.
 local function from_pretrained(class, weight, args)
   if not Tensor.is(weight) or weight:dim() ~= 2 then
-    P.fail(("%s.from_pretrained: %s, wanted a tensor of 2 dimensions"):format(class.class_name, tostring(weight)))
+    P.fail(("%s.from_pretrained: %s, wanted a tensor of 2 dimensions"):format(class.class_name, Tensor._text(weight)))
   end
   local a = {}
   for name, value in util.ordered(args or {}) do a[name] = value end

@@ -1,2 +1,3 @@
 -- functional.lua: dense operations on tensors, by PyTorch's name for them.
-return require "perilune.tensor.ops"
+require "perilune.tensor"
+return require("perilune.util").face("peri.nn.functional", require "perilune.tensor.ops")

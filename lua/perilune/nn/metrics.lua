@@ -232,7 +232,7 @@ function M.MulticlassRecallMetric:_part(predictions, labels, weights)
   local s, memory = samples.of(func, NOT_NEGATIVE, predictions, labels, weights, classes)
   local of = samples.layout(predictions)
   if of and classes > 1 and of:find "," and not of:find((" %d$"):format(classes)) then
-    P.fail(("%s: predictions are %s, wanted [samples, %d]"):format(func, tostring(predictions), classes))
+    P.fail(("%s: predictions are %s, wanted [samples, %d]"):format(func, require("perilune.tensor")._text(predictions), classes))
   end
   for i = 0, tonumber(s.n) - 1 do
     local label = s.labels[i]

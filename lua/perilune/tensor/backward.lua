@@ -79,6 +79,7 @@ local function start(p)
     end
   end
   run(p)
+  if P.state.anomaly then P.state.anomaly:pass_ended() end
 end
 
 --- Run the backward pass from this tensor; `grad` is the upstream gradient (default 1, for one-element tensors). Waits for exchanges.

@@ -184,7 +184,8 @@ function M.named_tensor(func, data, dtype, device, shape)
   dtype = P.dtype_names[P.dtype(dtype or "f32")]
   data = util.resolve(data)
   if type(data) == "table" and getmetatable(data) ~= nil or ffi.istype(ctype, data) then
-    P.fail(("%s: an object (%s), wanted a number or nested lists of numbers"):format(func, tostring(data):match "^[^\n]*"))
+    P.fail(("%s: an object (%s), wanted a number or nested lists of numbers"):format(func,
+      M.is(data) and M._text(data) or tostring(data):match "^[^\n]*"))
   end
   if data == nil then P.fail(func .. ": the data are nil, wanted a number or a list") end
   if type(data) ~= "table" then data, shape = { data }, shape or {} end
@@ -293,7 +294,7 @@ function methods:write(data)
   local d = self:describe()
   local bytes, room, exact = tonumber(d.numel * C.peri_dtype_size(d.dtype)), room_of("write", data, P.dtype_names[d.dtype])
   if room < bytes or exact and room ~= bytes then
-    P.fail(("write: %d bytes of data for %s, which has %d"):format(room, tostring(self), bytes))
+    P.fail(("write: %d bytes of data for %s, which has %d"):format(room, M._text(self), bytes))
   end
   check(C.peri_tensor_write(ptr(self), data, bytes))
   return self
@@ -310,7 +311,7 @@ end
 --- element.
 function methods:item(i)
   if not i and self:numel() ~= 1 then
-    P.fail(("item: %s has %d elements, wanted one; say which: item(0) is the first"):format(tostring(self), self:numel()))
+    P.fail(("item: %s has %d elements, wanted one; say which: item(0) is the first"):format(M._text(self), self:numel()))
   end
   check(C.peri_tensor_item(ptr(self), i or 0, number))
   local x = number[0]
@@ -366,10 +367,13 @@ function methods:to_table()
   return (nest(flat, 0, shape, 1))
 end
 
-meta.__tostring = function(t)
+--- "tensor f32 [2, 3] on cpu": what messages call a tensor. tostring(t) shows its elements, too (print.lua).
+function M._text(t)
+  if not ffi.istype(ctype, t) then return require("perilune.errors").kind(t) end
   if t.ptr == nil then return "tensor (released)" end
-  return ("tensor %s [%s] on %s"):format(t:dtype(), table.concat(t:shape(), ", "), t:device())
+  return ("tensor %s [%s] on %s"):format(methods.dtype(t), table.concat(methods.shape(t), ", "), methods.device(t))
 end
+require("perilune.errors").handle_text = function(x) return ffi.istype(ctype, x) and M._text(x) end
 
 -- -- copies and views --------------------------------------------------------------------------------------------------------------
 

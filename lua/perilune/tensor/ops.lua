@@ -9,7 +9,6 @@ local C, check, wrap, ptr = P.C, P.check, Tensor.wrap, Tensor.ptr
 
 local M = {}
 local out = Tensor.out
-local out2 = ffi.new "peri_tensor *[1]"
 local dims = ffi.new "int32_t[8]"
 
 --- A dimension as C counts it.
@@ -91,7 +90,9 @@ function M.matmul(a, b)
 end
 --- [B, m, k] times [B, k, n]
 function M.bmm(a, b)
-  if a:dim() ~= 3 or b:dim() ~= 3 then P.fail(("bmm: %s and %s; three dimensions each are needed"):format(tostring(a), tostring(b))) end
+  if a:dim() ~= 3 or b:dim() ~= 3 then
+    P.fail(("bmm: %s and %s; three dimensions each are needed"):format(Tensor._text(a), Tensor._text(b)))
+  end
   return M.matmul(a, b)
 end
 
@@ -183,12 +184,6 @@ function M.mean_of(sum, divided, ranks)
   check(C.peri_op_mean_of(ptr(sum), not number and ptr(divided) or nil, number and divided or 0, ranks or 1, out))
   return wrap(out[0])
 end
---- The largest elements along a dimension, and their places (i64, from 0).
-function M.max(t, dim, keepdim)
-  check(C.peri_op_max(ptr(t), dimension(dim), keepdim or false, out, out2))
-  local index = out2[0]
-  return wrap(out[0]), wrap(index)
-end
 function M.softmax(t, dim)
   check(C.peri_op_softmax(ptr(t), dimension(dim), out))
   return wrap(out[0])
@@ -278,7 +273,7 @@ signature.check("", M, {
   cat = "tensors: list, dim: dim?", split = "t: tensor, sizes: counts, dim: dim?",
   stack = "tensors: list, dim: dim?", sum = "t: tensor, dim: dims?, keepdim: boolean?",
   mean_parts = "sum: tensor, count: operand", mean_of = "sum: tensor, divided: operand, ranks: int?",
-  mean = "t: tensor, dim: dims?, keepdim: boolean?", max = "t: tensor, dim: dim, keepdim: boolean?", softmax = "t: tensor, dim: dim",
+  mean = "t: tensor, dim: dims?, keepdim: boolean?", softmax = "t: tensor, dim: dim",
   log_softmax = "t: tensor, dim: dim", layer_norm = "t: tensor, n: int?, weight: tensor?, bias: tensor?, eps: number?",
   dropout = "t: tensor, p: number, seed: integer, stream: integer, offset: integer?", interaction = "dense: tensor, sparse: tensor",
   cross_net = "x0: tensor, v: list?, w: list, bias: list?",
@@ -290,7 +285,7 @@ signature.check("", M, {
 -- -- methods -----------------------------------------------------------------------------------------------------------------------
 
 for _, name in ipairs { "relu", "sigmoid", "tanh", "silu", "gelu", "softplus", "logsigmoid", "leaky_relu", "exp", "log", "sqrt", "abs",
-  "square", "pow", "affine", "neg", "reciprocal", "add", "sub", "mul", "div", "matmul", "bmm", "sum", "mean", "max", "softmax",
+  "square", "pow", "affine", "neg", "reciprocal", "add", "sub", "mul", "div", "matmul", "bmm", "sum", "mean", "softmax",
   "log_softmax", "split" } do
   Tensor.methods[name] = M[name]
 end
@@ -298,4 +293,4 @@ local meta = Tensor.meta
 meta.__add, meta.__sub, meta.__mul, meta.__div = M.add, M.sub, M.mul, M.div
 meta.__unm, meta.__pow = M.neg, M.pow
 
-return util.face("peri.nn.functional", M)
+return M

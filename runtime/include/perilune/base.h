@@ -122,6 +122,10 @@ enum {
     PERI_ROUND_COUNT = 5
 };
 
+/** Comparisons; with a NaN only NE holds. */
+enum { PERI_COMPARE_EQ = 0, PERI_COMPARE_NE = 1, PERI_COMPARE_LT = 2, PERI_COMPARE_LE = 3, PERI_COMPARE_GT = 4, PERI_COMPARE_GE = 5,
+       PERI_COMPARE_COUNT = 6 };
+
 /** What cumulative sums of x begin and end with: COMPLETE 0 and the sum (one entry more than x has), EXCLUSIVE 0, INCLUSIVE the sum. */
 enum { PERI_CUMSUM_COMPLETE = 0, PERI_CUMSUM_EXCLUSIVE = 1, PERI_CUMSUM_INCLUSIVE = 2 };
 

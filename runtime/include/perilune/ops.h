@@ -31,6 +31,10 @@ PERI_API peri_status peri_op_leaky_relu(peri_tensor *x, double slope, peri_tenso
 PERI_API peri_status peri_op_exp(peri_tensor *x, peri_tensor **out);
 PERI_API peri_status peri_op_log(peri_tensor *x, peri_tensor **out);
 PERI_API peri_status peri_op_sqrt(peri_tensor *x, peri_tensor **out);
+/** sqrt x, with the gradient 0 where x is 0, as norms and standard deviations want it */
+PERI_API peri_status peri_op_root(peri_tensor *x, peri_tensor **out);
+/** @low where x is smaller, then @high where it is larger; NaN stays */
+PERI_API peri_status peri_op_clamp(peri_tensor *x, double low, double high, peri_tensor **out);
 /** |x|; its gradient at 0 is 0 */
 PERI_API peri_status peri_op_abs(peri_tensor *x, peri_tensor **out);
 PERI_API peri_status peri_op_square(peri_tensor *x, peri_tensor **out);
@@ -46,6 +50,9 @@ PERI_API peri_status peri_op_add(peri_tensor *a, peri_tensor *b, peri_tensor **o
 PERI_API peri_status peri_op_sub(peri_tensor *a, peri_tensor *b, peri_tensor **out);
 PERI_API peri_status peri_op_mul(peri_tensor *a, peri_tensor *b, peri_tensor **out);
 PERI_API peri_status peri_op_div(peri_tensor *a, peri_tensor *b, peri_tensor **out);
+/** The larger and the smaller of both; NaN if either is. Where they are equal each gets half of the gradient. */
+PERI_API peri_status peri_op_maximum(peri_tensor *a, peri_tensor *b, peri_tensor **out);
+PERI_API peri_status peri_op_minimum(peri_tensor *a, peri_tensor *b, peri_tensor **out);
 /** a * b + c, all of one shape: one layer of a cross network, x0 * u + x. */
 PERI_API peri_status peri_op_muladd(peri_tensor *a, peri_tensor *b, peri_tensor *c, peri_tensor **out);
 
@@ -72,19 +79,40 @@ PERI_API peri_status peri_op_split(peri_tensor *x, const int64_t *sizes, int32_t
 
 /* -- reductions ---------------------------------------------------------------------------------------------------------------- */
 
-/** Sum over dimensions @dims[n]; n = 0: over all. @keepdim leaves them with size 1. The sum of nothing is 0. */
+/** Sum over dimensions @dims[n]; n = 0: over all. @keepdim leaves them with size 1. The sum of nothing is 0. Integers and bool: i64, which
+ *  wraps. */
 PERI_API peri_status peri_op_sum(peri_tensor *x, const int32_t *dims, int32_t n, bool keepdim, peri_tensor **out);
 /** The sum divided by the number of elements. */
 PERI_API peri_status peri_op_mean(peri_tensor *x, const int32_t *dims, int32_t n, bool keepdim, peri_tensor **out);
 /** The largest element along @dim, which must not be empty, and its place (i64; @indices may be NULL). The first of equals gets the
  *  gradient. */
 PERI_API peri_status peri_op_max(peri_tensor *x, int32_t dim, bool keepdim, peri_tensor **values, peri_tensor **indices);
+/** The same of the smallest. Both: any dtype that is not complex, NaN if there is one. */
+PERI_API peri_status peri_op_min(peri_tensor *x, int32_t dim, bool keepdim, peri_tensor **values, peri_tensor **indices);
+/** The largest element (@least: the smallest) over dimensions @dims[n], as in peri_op_sum; equal ones share the gradient. */
+PERI_API peri_status peri_op_amax(peri_tensor *x, const int32_t *dims, int32_t n, bool keepdim, bool least, peri_tensor **out);
+/** x[0] + ... + x[i] along @dim. Integers and bool: i64, which wraps. */
+PERI_API peri_status peri_op_running_sum(peri_tensor *x, int32_t dim, peri_tensor **out);
 PERI_API peri_status peri_op_softmax(peri_tensor *x, int32_t dim, peri_tensor **out);
 PERI_API peri_status peri_op_log_softmax(peri_tensor *x, int32_t dim, peri_tensor **out);
 /** Normalise over the last @dims dimensions (1..ndim): (x - mean) / sqrt(variance + eps) * weight + bias; @weight and @bias have the shape
  *  of those dimensions, or are NULL. */
 PERI_API peri_status peri_op_layer_norm(peri_tensor *x, int32_t dims, peri_tensor *weight, peri_tensor *bias, double eps,
                                         peri_tensor **out);
+
+/* -- comparing, choosing, picking, sorting -------------------------------------------------------------------------------------------- */
+
+/** bool: a @op b (PERI_COMPARE_*), broadcast as in peri_op_add; @b NULL: with the number @number, rounded to a's dtype if that is a float.
+ *  Any dtype that is not complex. Nothing is recorded. */
+PERI_API peri_status peri_op_compare(peri_tensor *a, int32_t op, peri_tensor *b, double number, peri_tensor **out);
+/** @a where @condition (bool) is true, else @b; all three broadcast; any dtype. */
+PERI_API peri_status peri_op_where(peri_tensor *condition, peri_tensor *a, peri_tensor *b, peri_tensor **out);
+/** Element (i, j, k) of @out is x[index[i][j][k]][j][k] for @dim 0, x[i][index[i][j][k]][k] for 1, and so on. @index (i32 or i64) has as
+ *  many dimensions as x, and is no larger in any but @dim. Waits: PERI_ERANGE names the first index that x has not. */
+PERI_API peri_status peri_op_gather(peri_tensor *x, int32_t dim, peri_tensor *index, peri_tensor **out);
+/** The first @k elements along @dim in rising (@descending: falling) order, and their places (i64; @indices may be NULL). NaN is larger
+ *  than all numbers; equal ones keep their order. @k < 0: all. Any dtype that is not complex. */
+PERI_API peri_status peri_op_sort(peri_tensor *x, int32_t dim, bool descending, int64_t k, peri_tensor **values, peri_tensor **indices);
 
 /* -- dropout ------------------------------------------------------------------------------------------------------------------- */
 

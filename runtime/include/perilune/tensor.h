@@ -44,6 +44,8 @@ PERI_API peri_status peri_tensor_uniform(peri_device *device, int32_t dtype, int
 /** Normal numbers by the same generator (Box-Muller on its uniforms). f32 or f64. */
 PERI_API peri_status peri_tensor_normal(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, double mean,
                                         double deviation, uint64_t seed, uint64_t stream, peri_tensor **out);
+/** @start, @start + @step, ...: @n numbers. f32, f64, i64 or i32; of integers @start and @step are whole and below 2^53. */
+PERI_API peri_status peri_tensor_arange(peri_device *device, int32_t dtype, double start, double step, int64_t n, peri_tensor **out);
 /** An uninitialised tensor of device cpu in *pinned* memory: @device can copy from it while the copy is only queued (peri_tensor_upload).
  *  Pinned memory is taken from the system once and then kept: when the tensor is gone, others get its memory, after all copies that were
  *  queued from it have run. PERI_EINVAL if @device uses the host's own memory (cpu). */
@@ -82,8 +84,16 @@ PERI_API peri_status peri_tensor_reshape(peri_tensor *t, int32_t ndim, const int
 PERI_API peri_status peri_tensor_transpose(peri_tensor *t, int32_t a, int32_t b, peri_tensor **out);
 /** A view of [start, stop) of dimension @dim, every @step-th (> 0); 0 <= start <= stop <= size. */
 PERI_API peri_status peri_tensor_slice(peri_tensor *t, int32_t dim, int64_t start, int64_t stop, int64_t step, peri_tensor **out);
+/** A view of element @index of dimension @dim (negative: from its end), without that dimension. */
+PERI_API peri_status peri_tensor_select(peri_tensor *t, int32_t dim, int64_t index, peri_tensor **out);
+/** A view without dimension @dim, if that has size 1; all of it otherwise. */
+PERI_API peri_status peri_tensor_squeeze(peri_tensor *t, int32_t dim, peri_tensor **out);
+/** A view with a new dimension @dim of size 1 (negative: from the end of the result). */
+PERI_API peri_status peri_tensor_unsqueeze(peri_tensor *t, int32_t dim, peri_tensor **out);
 /** A view that repeats dimensions of size 1 (or missing in front) to @shape. */
 PERI_API peri_status peri_tensor_expand(peri_tensor *t, int32_t ndim, const int64_t *shape, peri_tensor **out);
+/** A contiguous copy of @t. */
+PERI_API peri_status peri_tensor_clone(peri_tensor *t, peri_tensor **out);
 /** @t itself (a new reference) if contiguous, else a contiguous copy. */
 PERI_API peri_status peri_tensor_contiguous(peri_tensor *t, peri_tensor **out);
 /** A copy with another dtype (-1: the same) and device (NULL: the same); @t itself if both are the same. */

@@ -1,0 +1,226 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * elements.cu: kernels/elements.h. What has strides: a thread an element. Sorts are CUB's: one of all elements by their keys and then, of
+ * several lines, one by the line.
+ */
+#include "cub.cuh"
+#include "rows.cuh"
+#include "value.cuh"
+
+#include "../order.h"
+
+namespace {
+
+/** Element i by strides. */
+__device__ __forceinline__ int64_t place_of(int64_t i, int32_t ndim, const int64_t *shape, const int64_t *stride)
+{
+    int64_t at = 0;
+    for (int32_t d = ndim - 1; d >= 0; d--) {
+        const int64_t next = i / shape[d];
+        at += (i - next * shape[d]) * stride[d];
+        i = next;
+    }
+    return at;
+}
+
+template <class T> __device__ __forceinline__ bool holds(int32_t op, T x, T y)
+{
+    switch (op) {
+    case PERI_COMPARE_EQ: return x == y;
+    case PERI_COMPARE_NE: return x != y;
+    case PERI_COMPARE_LT: return x < y;
+    case PERI_COMPARE_LE: return x <= y;
+    case PERI_COMPARE_GT: return x > y;
+    default: return x >= y;
+    }
+}
+
+struct compare_one {
+    peri_k_compare_args a;
+    __device__ void operator()(int64_t i) const
+    {
+        const peri_value x = peri_load(a.a, place_of(i, a.ndim, a.shape, a.a_stride), a.dtype);
+        peri_value y = {x.integer, a.whole, a.value, 0};
+        if (a.b) y = peri_load(a.b, place_of(i, a.ndim, a.shape, a.b_stride), a.dtype);
+        a.dst[i] = x.integer ? holds(a.op, x.i, y.i) : holds(a.op, x.re, y.re);
+    }
+};
+
+template <class T> struct where_one {
+    peri_k_where_args a;
+    __device__ void operator()(int64_t i) const
+    {
+        const bool yes = a.condition[place_of(i, a.ndim, a.shape, a.condition_stride)] != 0;
+        const T *from = (const T *)(yes ? a.a : a.b);
+        T x = {};
+        if (from) x = from[place_of(i, a.ndim, a.shape, yes ? a.a_stride : a.b_stride)];
+        ((T *)a.dst)[i] = x;
+    }
+};
+
+template <class T> struct take_one {
+    peri_k_take_args a;
+    __device__ void operator()(int64_t i) const
+    {
+        int64_t rest = i, at = 0, index = 0;
+        for (int32_t d = a.ndim - 1; d >= 0; d--) {
+            const int64_t next = rest / a.shape[d], here = rest - next * a.shape[d];
+            rest = next;
+            index += here * a.index_stride[d];
+            if (d != a.dim) at += here * a.src_stride[d];
+        }
+        ((T *)a.dst)[i] = ((const T *)a.src)[at + a.index[index] * a.src_stride[a.dim]];
+    }
+};
+
+template <class T> struct take_add_line {
+    peri_k_take_add_args a;
+    __device__ void operator()(int64_t u) const
+    {
+        int64_t rest = u, dst = 0, src = 0, index = 0;
+        for (int32_t d = a.ndim - 1; d >= 0; d--) {
+            if (d == a.dim) continue;
+            const int64_t next = rest / a.shape[d], here = rest - next * a.shape[d];
+            rest = next;
+            dst += here * a.dst_stride[d];
+            src += here * a.src_stride[d];
+            index += here * a.index_stride[d];
+        }
+        for (int64_t j = 0; j < a.shape[a.dim]; j++) {
+            const int64_t at = dst + a.index[index + j * a.index_stride[a.dim]] * a.dst_stride[a.dim];
+            ((T *)a.dst)[at] += ((const T *)a.src)[src + j * a.src_stride[a.dim]];
+        }
+    }
+};
+
+/* -- running sums ---------------------------------------------------------------------------------------------------------------------- */
+
+/** Line u by LANES threads, which add up as many neighbours at a time. */
+template <int LANES, class T, class Sum> struct running_line {
+    peri_k_running_sum_args a;
+    __device__ void operator()(int64_t u, int lane, unsigned mask) const
+    {
+        const int64_t base = u / a.inner * a.n * a.inner + u % a.inner;
+        Sum before = 0;
+        for (int64_t first = 0; first < a.n; first += LANES) {
+            const int64_t r = first + lane, at = base + (a.backwards ? a.n - 1 - r : r) * a.inner;
+            Sum sum = r < a.n ? (Sum)((const T *)a.x)[at] : Sum(0);
+            PERI_UNROLL
+            for (int by = 1; by < LANES; by *= 2) {
+                const Sum left = __shfl_up_sync(mask, sum, by, LANES);
+                if (lane >= by) sum += left;
+            }
+            sum += before;
+            if (r < a.n) ((T *)a.y)[at] = (T)sum;
+            before = __shfl_sync(mask, sum, LANES - 1, LANES);
+        }
+    }
+};
+
+template <int LANES> cudaError_t running(const peri_k_running_sum_args *a, int64_t begin, int64_t end, const peri_cuda_call *c)
+{
+    switch (a->dtype) {
+    case PERI_F64: return each_group<LANES>(begin, end, c, running_line<LANES, double, double>{*a});
+    case PERI_I64: return each_group<LANES>(begin, end, c, running_line<LANES, int64_t, uint64_t>{*a});
+    default: return each_group<LANES>(begin, end, c, running_line<LANES, float, double>{*a});
+    }
+}
+
+struct iota_one {
+    peri_k_iota_args a;
+    __device__ void operator()(int64_t i) const
+    {
+        const double x = a.start + (double)i * a.step;
+        const int64_t whole = a.whole_start + i * a.whole_step;
+        switch (a.dtype) {
+        case PERI_F64: ((double *)a.dst)[i] = x; break;
+        case PERI_I64: ((int64_t *)a.dst)[i] = whole; break;
+        case PERI_I32: ((int32_t *)a.dst)[i] = (int32_t)whole; break;
+        default: ((float *)a.dst)[i] = (float)x; break;
+        }
+    }
+};
+
+/* -- sorting --------------------------------------------------------------------------------------------------------------------------- */
+
+struct element_keys {
+    peri_op_sort_lines a;
+    uint64_t *keys;
+    int64_t *places;
+    __device__ void operator()(int64_t i) const
+    {
+        keys[i] = k_sort_key(a.x, i, a.dtype, a.descending);
+        places[i] = i;
+    }
+};
+
+struct line_keys {
+    const int64_t *places;
+    uint64_t *keys;
+    int64_t n;
+    __device__ void operator()(int64_t i) const { keys[i] = (uint64_t)(places[i] / n); }
+};
+
+/** i: an element of the result, number r of line l. */
+template <class T> struct sorted_one {
+    peri_op_sort_lines a;
+    const int64_t *places;
+    __device__ void operator()(int64_t i) const
+    {
+        const int64_t l = i / a.k, r = i - l * a.k, at = places[l * a.n + r];
+        ((T *)a.values)[i] = ((const T *)a.x)[at];
+        a.indices[i] = at - l * a.n;
+    }
+};
+
+int bits_below(int64_t n)
+{
+    int bits = 0;
+    while (bits < 63 && ((int64_t)1 << bits) < n) bits++;
+    return bits;
+}
+
+} // namespace
+
+PERI_CUDA_KERNEL(compare) { return each(begin, end, c, compare_one{*a}); }
+
+#define WHERE(T) each(begin, end, c, where_one<T>{*a})
+#define TAKE(T) each(begin, end, c, take_one<T>{*a})
+PERI_CUDA_KERNEL(where) { return PERI_BY_WORD(a->width, WHERE); }
+PERI_CUDA_KERNEL(take) { return PERI_BY_WORD(a->width, TAKE); }
+
+PERI_CUDA_KERNEL(take_add)
+{
+    return a->dtype == PERI_F64 ? each(begin, end, c, take_add_line<double>{*a}) : each(begin, end, c, take_add_line<float>{*a});
+}
+
+PERI_CUDA_KERNEL(running_sum) { return a->inner < 8 ? running<32>(a, begin, end, c) : running<1>(a, begin, end, c); }
+PERI_CUDA_KERNEL(iota) { return each(begin, end, c, iota_one{*a}); }
+
+/** Keys and sorted keys, places and sorted places, and CUB's. */
+PERI_CUDA_SCRATCH(sort_lines)
+{
+    const int64_t n = a->lines * a->n;
+    return 4 * peri_part(8 * n) + peri_part((int64_t)peri_sort_bytes(n));
+}
+
+PERI_CUDA_OP(sort_lines)
+{
+    const int64_t n = a->lines * a->n, part = peri_part(8 * n), wanted = a->lines * a->k;
+    char *at = c->scratch;
+    uint64_t *keys = (uint64_t *)at, *sorted = (uint64_t *)(at + part);
+    int64_t *places = (int64_t *)(at + 2 * part), *moved = (int64_t *)(at + 3 * part);
+    size_t bytes = (size_t)(c->bytes - 4 * part);
+    if (wanted == 0) return cudaSuccess;
+    PERI_CUDA_TRY(each(0, n, c, element_keys{*a, keys, places}));
+    PERI_CUDA_TRY(peri_sort_pairs(at + 4 * part, bytes, (const uint64_t *)keys, sorted, (const int64_t *)places, moved, n, 0,
+                                  k_sort_bits(a->dtype), c->stream));
+    if (a->lines > 1) {
+        PERI_CUDA_TRY(each(0, n, c, line_keys{moved, keys, a->n}));
+        PERI_CUDA_TRY(peri_sort_pairs(at + 4 * part, bytes, (const uint64_t *)keys, sorted, (const int64_t *)moved, places, n, 0,
+                                      bits_below(a->lines), c->stream));
+        moved = places;
+    }
+#define SORTED(T) each(0, wanted, c, sorted_one<T>{*a, moved})
+    return PERI_BY_WORD(peri_dtype_bytes(a->dtype), SORTED);
+}

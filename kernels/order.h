@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * order.h: keys whose order as unsigned numbers is that of elements (kernels/elements.h, sort), for the host and for GPUs.
+ */
+#ifndef PERI_KERNELS_ORDER_H
+#define PERI_KERNELS_ORDER_H
+
+#include "inline.h"
+#include "ref/number.h"
+
+#include <perilune/base.h>
+
+/** Bits of the keys of a dtype. */
+K_INLINE int32_t k_sort_bits(int32_t dtype) { return dtype == PERI_F64 || dtype == PERI_I64 ? 64 : 32; }
+
+/** Of the bits of a float: all bits of a negative number are turned, of others the sign; -0 becomes 0. */
+K_INLINE uint32_t k_sort_key_f32(float x)
+{
+    if (x != x) return UINT32_MAX;
+    uint32_t u = x == 0 ? 0 : k_bits(x);
+    return u >> 31 ? ~u : u | 0x80000000u;
+}
+
+K_INLINE uint64_t k_sort_key_f64(double x)
+{
+    uint64_t u = 0;
+    if (x != x) return UINT64_MAX;
+    if (x != 0) memcpy(&u, &x, 8);
+    return u >> 63 ? ~u : u | (uint64_t)1 << 63;
+}
+
+/** The key of x[i]. Equal keys: equal elements, or two NaNs. */
+K_INLINE uint64_t k_sort_key(const void *x, int64_t i, int32_t dtype, bool descending)
+{
+    uint64_t key;
+    switch (dtype) {
+    case PERI_F64: key = k_sort_key_f64(((const double *)x)[i]); break;
+    case PERI_F16: key = k_sort_key_f32(k_f16_to_f32(((const uint16_t *)x)[i])); break;
+    case PERI_BF16: key = k_sort_key_f32(k_bf16_to_f32(((const uint16_t *)x)[i])); break;
+    case PERI_I64: key = (uint64_t)((const int64_t *)x)[i] ^ (uint64_t)1 << 63; break;
+    case PERI_I32: key = (uint32_t)((const int32_t *)x)[i] ^ 0x80000000u; break;
+    case PERI_I16: key = (uint32_t)(((const int16_t *)x)[i] + 0x8000); break;
+    case PERI_I8: key = (uint32_t)(((const int8_t *)x)[i] + 0x80); break;
+    case PERI_U8:
+    case PERI_BOOL: key = ((const uint8_t *)x)[i]; break;
+    default: key = k_sort_key_f32(((const float *)x)[i]); break;
+    }
+    if (!descending) return key;
+    return k_sort_bits(dtype) == 64 ? ~key : (uint32_t)~key;
+}
+
+#endif

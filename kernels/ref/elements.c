@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * elements.c (ref): see kernels/elements.h. What has strides is done by rows, a row being the last dimension.
+ */
+#include "../order.h"
+
+static int64_t ref_cols(int32_t ndim, const int64_t *shape) { return ndim ? shape[ndim - 1] : 1; }
+static int64_t ref_step(int32_t ndim, const int64_t *stride) { return ndim ? stride[ndim - 1] : 0; }
+
+/** Where row @row begins. */
+static int64_t ref_row_place(int64_t row, int32_t ndim, const int64_t *shape, const int64_t *stride)
+{
+    int64_t at = 0;
+    for (int32_t d = ndim - 2; d >= 0; d--) {
+        at += row % shape[d] * stride[d];
+        row /= shape[d];
+    }
+    return at;
+}
+
+/** For each part of a row of the range [begin, end) of elements: columns [first, last) of row `row`, the first being element i. */
+#define REF_ROWS(cols)                                                                                                                \
+    for (int64_t i = begin, row = begin / (cols), first = begin % (cols), last; i < end; i += last - first, row++, first = 0)        \
+        if ((last = first + (end - i) < (cols) ? first + (end - i) : (cols)), 1)
+
+#define REF_COMPARE(T, LOAD, NUMBER)                                                                                                  \
+    do {                                                                                                                              \
+        const T number = (T)(NUMBER), *x = (const T *)a->a + at_a, *y = a->b ? (const T *)a->b + at_b : &number;                      \
+        switch (a->op) {                                                                                                              \
+        case PERI_COMPARE_EQ: for (int64_t c = 0; c < n; c++) dst[c] = LOAD(x[c * sa]) == LOAD(y[c * sb]); break;                     \
+        case PERI_COMPARE_NE: for (int64_t c = 0; c < n; c++) dst[c] = LOAD(x[c * sa]) != LOAD(y[c * sb]); break;                     \
+        case PERI_COMPARE_LT: for (int64_t c = 0; c < n; c++) dst[c] = LOAD(x[c * sa]) < LOAD(y[c * sb]); break;                      \
+        case PERI_COMPARE_LE: for (int64_t c = 0; c < n; c++) dst[c] = LOAD(x[c * sa]) <= LOAD(y[c * sb]); break;                     \
+        case PERI_COMPARE_GT: for (int64_t c = 0; c < n; c++) dst[c] = LOAD(x[c * sa]) > LOAD(y[c * sb]); break;                      \
+        default: for (int64_t c = 0; c < n; c++) dst[c] = LOAD(x[c * sa]) >= LOAD(y[c * sb]); break;                                  \
+        }                                                                                                                             \
+    } while (0)
+#define REF_SAME(x) (x)
+
+static void ref_compare(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_compare_args *a = args;
+    const int64_t cols = ref_cols(a->ndim, a->shape), sa = ref_step(a->ndim, a->a_stride);
+    const int64_t sb = a->b ? ref_step(a->ndim, a->b_stride) : 0;
+    REF_ROWS(cols)
+    {
+        const int64_t n = last - first, at_a = ref_row_place(row, a->ndim, a->shape, a->a_stride) + first * sa;
+        const int64_t at_b = a->b ? ref_row_place(row, a->ndim, a->shape, a->b_stride) + first * sb : 0;
+        uint8_t *dst = a->dst + i;
+        switch (a->dtype) {
+        case PERI_F64: REF_COMPARE(double, REF_SAME, a->value); break;
+        case PERI_F16: REF_COMPARE(uint16_t, k_f16_to_f32, k_f32_to_f16((float)a->value)); break;
+        case PERI_BF16: REF_COMPARE(uint16_t, k_bf16_to_f32, k_f32_to_bf16((float)a->value)); break;
+        case PERI_I64: REF_COMPARE(int64_t, REF_SAME, a->whole); break;
+        case PERI_I32: REF_COMPARE(int32_t, REF_SAME, a->whole); break;
+        case PERI_I16: REF_COMPARE(int16_t, REF_SAME, a->whole); break;
+        case PERI_I8: REF_COMPARE(int8_t, REF_SAME, a->whole); break;
+        case PERI_U8:
+        case PERI_BOOL: REF_COMPARE(uint8_t, REF_SAME, a->whole); break;
+        default: REF_COMPARE(float, REF_SAME, a->value); break;
+        }
+    }
+}
+
+/** An element of 16 bytes. */
+typedef struct ref_wide16 {
+    uint64_t half[2];
+} ref_wide16;
+
+#define REF_WHERE(T)                                                                                                                  \
+    do {                                                                                                                              \
+        static const T zero;                                                                                                          \
+        const T *x = a->a ? (const T *)a->a + at_a : &zero, *y = a->b ? (const T *)a->b + at_b : &zero;                               \
+        T *dst = (T *)a->dst + i;                                                                                                     \
+        for (int64_t c = 0; c < n; c++) dst[c] = condition[c * sc] ? x[c * sa] : y[c * sb];                                           \
+    } while (0)
+
+static void ref_where(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_where_args *a = args;
+    const int64_t cols = ref_cols(a->ndim, a->shape), sc = ref_step(a->ndim, a->condition_stride);
+    const int64_t sa = a->a ? ref_step(a->ndim, a->a_stride) : 0, sb = a->b ? ref_step(a->ndim, a->b_stride) : 0;
+    REF_ROWS(cols)
+    {
+        const int64_t n = last - first;
+        const int64_t at_a = a->a ? ref_row_place(row, a->ndim, a->shape, a->a_stride) + first * sa : 0;
+        const int64_t at_b = a->b ? ref_row_place(row, a->ndim, a->shape, a->b_stride) + first * sb : 0;
+        const uint8_t *condition = a->condition + ref_row_place(row, a->ndim, a->shape, a->condition_stride) + first * sc;
+        switch (a->width) {
+        case 1: REF_WHERE(uint8_t); break;
+        case 2: REF_WHERE(uint16_t); break;
+        case 4: REF_WHERE(uint32_t); break;
+        case 8: REF_WHERE(uint64_t); break;
+        default: REF_WHERE(ref_wide16); break;
+        }
+    }
+}
+
+#define REF_TAKE(T)                                                                                                                   \
+    do {                                                                                                                              \
+        const T *src = (const T *)a->src + at;                                                                                        \
+        T *dst = (T *)a->dst + i;                                                                                                     \
+        for (int64_t c = 0; c < n; c++) dst[c] = src[c * ss + index[c * si] * along];                                                 \
+    } while (0)
+
+static void ref_take(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_take_args *a = args;
+    int64_t stride[PERI_MAX_DIMS], along = a->src_stride[a->dim];
+    memcpy(stride, a->src_stride, sizeof stride);
+    stride[a->dim] = 0;
+    const int64_t cols = ref_cols(a->ndim, a->shape), ss = ref_step(a->ndim, stride), si = ref_step(a->ndim, a->index_stride);
+    REF_ROWS(cols)
+    {
+        const int64_t n = last - first, at = ref_row_place(row, a->ndim, a->shape, stride) + first * ss;
+        const int64_t *index = a->index + ref_row_place(row, a->ndim, a->shape, a->index_stride) + first * si;
+        switch (a->width) {
+        case 1: REF_TAKE(uint8_t); break;
+        case 2: REF_TAKE(uint16_t); break;
+        case 4: REF_TAKE(uint32_t); break;
+        case 8: REF_TAKE(uint64_t); break;
+        default: REF_TAKE(ref_wide16); break;
+        }
+    }
+}
+
+static void ref_take_add(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_take_add_args *a = args;
+    const int64_t to = a->dst_stride[a->dim], from = a->src_stride[a->dim], by = a->index_stride[a->dim];
+    for (int64_t u = begin; u < end; u++) {
+        int64_t rest = u, dst = 0, src = 0, index = 0;
+        for (int32_t d = a->ndim - 1; d >= 0; d--) {
+            if (d == a->dim) continue;
+            const int64_t at = rest % a->shape[d];
+            rest /= a->shape[d];
+            dst += at * a->dst_stride[d];
+            src += at * a->src_stride[d];
+            index += at * a->index_stride[d];
+        }
+        for (int64_t j = 0; j < a->shape[a->dim]; j++) {
+            const int64_t at = dst + a->index[index + j * by] * to;
+            if (a->dtype == PERI_F64) ((double *)a->dst)[at] += ((const double *)a->src)[src + j * from];
+            else ((float *)a->dst)[at] += ((const float *)a->src)[src + j * from];
+        }
+    }
+}
+
+#define REF_RUNNING(T, Sum)                                                                                                           \
+    do {                                                                                                                              \
+        const T *x = (const T *)a->x + at;                                                                                            \
+        T *y = (T *)a->y + at;                                                                                                        \
+        Sum sum = 0;                                                                                                                  \
+        for (int64_t r = 0; r < a->n; r++) y[r * by] = (T)(sum += (Sum)x[r * by]);                                                    \
+    } while (0)
+
+static void ref_running_sum(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_running_sum_args *a = args;
+    const int64_t by = a->backwards ? -a->inner : a->inner;
+    for (int64_t u = begin; u < end; u++) {
+        const int64_t base = u / a->inner * a->n * a->inner + u % a->inner, at = a->backwards ? base + (a->n - 1) * a->inner : base;
+        switch (a->dtype) {
+        case PERI_F64: REF_RUNNING(double, double); break;
+        case PERI_I64: REF_RUNNING(int64_t, uint64_t); break;
+        default: REF_RUNNING(float, double); break;
+        }
+    }
+}
+
+static void ref_iota(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_iota_args *a = args;
+    for (int64_t i = begin; i < end; i++) {
+        const double x = a->start + (double)i * a->step;
+        const int64_t whole = a->whole_start + i * a->whole_step;
+        switch (a->dtype) {
+        case PERI_F64: ((double *)a->dst)[i] = x; break;
+        case PERI_I64: ((int64_t *)a->dst)[i] = whole; break;
+        case PERI_I32: ((int32_t *)a->dst)[i] = (int32_t)whole; break;
+        default: ((float *)a->dst)[i] = (float)x; break;
+        }
+    }
+}
+
+/* -- sorting: merges of runs, which keep the order of equal keys ------------------------------------------------------------------- */
+
+enum { REF_SORT_RUN = 16 }; /* entries of a run that insertion sorts */
+
+static void ref_sort_run(peri_k_sort_entry *e, int64_t n)
+{
+    for (int64_t i = 1; i < n; i++) {
+        const peri_k_sort_entry x = e[i];
+        int64_t j = i;
+        for (; j > 0 && e[j - 1].key > x.key; j--) e[j] = e[j - 1];
+        e[j] = x;
+    }
+}
+
+/** The entries e[n] in order, in e or in spare[n]. */
+static peri_k_sort_entry *ref_sort_entries(peri_k_sort_entry *e, peri_k_sort_entry *spare, int64_t n)
+{
+    for (int64_t i = 0; i < n; i += REF_SORT_RUN) ref_sort_run(e + i, n - i < REF_SORT_RUN ? n - i : REF_SORT_RUN);
+    for (int64_t run = REF_SORT_RUN; run < n; run *= 2) {
+        for (int64_t at = 0; at < n; at += 2 * run) {
+            int64_t x = at, middle = at + run < n ? at + run : n, y = middle, end = at + 2 * run < n ? at + 2 * run : n;
+            for (int64_t i = at; i < end; i++) spare[i] = x < middle && (y == end || e[x].key <= e[y].key) ? e[x++] : e[y++];
+        }
+        peri_k_sort_entry *swap = e;
+        e = spare;
+        spare = swap;
+    }
+    return e;
+}
+
+/** The first k of the entries of a line in order, e[k], k >= 1: most of the n elements only look at the last of them. */
+static void ref_sort_first(const peri_op_sort_lines *s, int64_t line, peri_k_sort_entry *e)
+{
+    int64_t have = 0;
+    for (int64_t i = 0; i < s->n; i++) {
+        const uint64_t key = k_sort_key(s->x, line * s->n + i, s->dtype, s->descending);
+        if (have == s->k && key >= e[have - 1].key) continue;
+        int64_t j = have < s->k ? have++ : have - 1;
+        for (; j > 0 && e[j - 1].key > key; j--) e[j] = e[j - 1];
+        e[j] = (peri_k_sort_entry){key, i};
+    }
+}
+
+static void ref_sort_line(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_sort_line_args *a = args;
+    const peri_op_sort_lines *s = &a->sort;
+    const size_t width = s->dtype == PERI_F64 || s->dtype == PERI_I64 ? 8 : s->dtype == PERI_F32 || s->dtype == PERI_I32 ? 4
+        : s->dtype == PERI_I8 || s->dtype == PERI_U8 || s->dtype == PERI_BOOL                                            ? 1
+                                                                                                                        : 2;
+    for (int64_t l = begin; l < end; l++) {
+        peri_k_sort_entry *e = a->room + 2 * l * s->n;
+        if (s->k > 0 && s->k <= REF_SORT_RUN && s->k < s->n) {
+            ref_sort_first(s, l, e);
+        } else {
+            for (int64_t i = 0; i < s->n; i++) e[i] = (peri_k_sort_entry){k_sort_key(s->x, l * s->n + i, s->dtype, s->descending), i};
+            e = ref_sort_entries(e, e + s->n, s->n);
+        }
+        for (int64_t r = 0; r < s->k; r++) {
+            s->indices[l * s->k + r] = e[r].place;
+            memcpy((char *)s->values + (size_t)(l * s->k + r) * width, (const char *)s->x + (size_t)(l * s->n + e[r].place) * width, width);
+        }
+    }
+}

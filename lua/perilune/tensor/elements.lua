@@ -1,0 +1,326 @@
+-- elements.lua: functions that compare elements, choose, pick and sort them, and reductions beside sums: methods of tensors and members of
+-- nn.functional, with PyTorch's names and meaning. Dimensions count from 1 (-1 is the last), elements from 0. Where PyTorch's
+-- result has a gradient, so has this one.
+local ffi = require "ffi"
+local P = require "perilune.ffi"
+local Tensor = require "perilune.tensor.core"
+local ops = require "perilune.tensor.ops"
+local signature = require "perilune.signature"
+local C, check, wrap, ptr, out = P.C, P.check, Tensor.wrap, Tensor.ptr, Tensor.out
+
+local M = ops
+local out2 = ffi.new "peri_tensor *[1]"
+local dims = ffi.new "int32_t[8]"
+local int64, uint64 = ffi.typeof "int64_t", ffi.typeof "uint64_t"
+
+local function dimension(d) return d > 0 and d - 1 or d end
+
+local function fill_dims(dim)
+  if not dim then return 0 end
+  if type(dim) == "number" then
+    dims[0] = dimension(dim)
+    return 1
+  end
+  for i = 1, #dim do dims[i - 1] = dimension(dim[i]) end
+  return #dim
+end
+
+local function wrap_two()
+  local second = out2[0]
+  return wrap(out[0]), wrap(second)
+end
+
+-- -- comparing: bool tensors -------------------------------------------------------------------------------------------------------
+
+--- A scalar tensor of a 64-bit number, which Lua's may not hold.
+local function scalar(t, x) return Tensor.tensor({ x }, "i64", t:device(), {}) end
+
+local function compare(t, op, x)
+  if type(x) == "number" then
+    if (x >= 2 ^ 53 or x <= -2 ^ 53) and x - x == 0 and t:dtype() == "i64" then
+      P.fail(("compare: %.17g with i64: a Lua number from 2^53 on may have been rounded; write it with LL (9007199254740993LL)"):format(x))
+    end
+    check(C.peri_op_compare(ptr(t), op, nil, x, out))
+  else
+    if type(x) == "cdata" and (ffi.istype(int64, x) or ffi.istype(uint64, x)) then x = scalar(t, x) end
+    check(C.peri_op_compare(ptr(t), op, ptr(x), 0, out))
+  end
+  return wrap(out[0])
+end
+
+--- t == x for each element, x a tensor that broadcasts with t, or a number.
+function M.eq(t, x) return compare(t, C.PERI_COMPARE_EQ, x) end
+function M.ne(t, x) return compare(t, C.PERI_COMPARE_NE, x) end
+function M.lt(t, x) return compare(t, C.PERI_COMPARE_LT, x) end
+function M.le(t, x) return compare(t, C.PERI_COMPARE_LE, x) end
+function M.gt(t, x) return compare(t, C.PERI_COMPARE_GT, x) end
+function M.ge(t, x) return compare(t, C.PERI_COMPARE_GE, x) end
+function M.isnan(t) return compare(t, C.PERI_COMPARE_NE, t) end
+--- Neither NaN nor an infinity.
+function M.isfinite(t)
+  check(C.peri_op_compare(ptr(M.sub(t, t)), C.PERI_COMPARE_EQ, nil, 0, out))
+  return wrap(out[0])
+end
+
+-- -- choosing ----------------------------------------------------------------------------------------------------------------------
+
+local none = {}
+local function number_like(x, t) return Tensor.full(none, x, t:dtype(), t:device()) end
+
+--- Elements of a where the bool tensor `condition` is true, else of b; numbers stand for themselves, and all shapes broadcast.
+function M.where(condition, a, b)
+  if type(a) == "number" and type(b) == "number" then
+    a, b = Tensor.full(none, a, "f32", condition:device()), Tensor.full(none, b, "f32", condition:device())
+  elseif type(a) == "number" then a = number_like(a, b)
+  elseif type(b) == "number" then b = number_like(b, a) end
+  check(C.peri_op_where(ptr(condition), ptr(a), ptr(b), out))
+  return wrap(out[0])
+end
+--- t with `value` where the bool tensor `mask` is true.
+function M.masked_fill(t, mask, value)
+  check(C.peri_op_where(ptr(mask), ptr(number_like(value, t)), ptr(t), out))
+  return wrap(out[0])
+end
+--- t with what is below `min` raised to it, and what is above `max` lowered to it; either may be nil. NaN stays.
+function M.clamp(t, min, max)
+  if not min and not max then P.fail "clamp: min and max are nil, wanted at least one of them" end
+  check(C.peri_op_clamp(ptr(t), min or -math.huge, max or math.huge, out))
+  return wrap(out[0])
+end
+--- The larger of a and b for each element, NaN if either is.
+function M.maximum(a, b)
+  check(C.peri_op_maximum(ptr(a), ptr(b), out))
+  return wrap(out[0])
+end
+function M.minimum(a, b)
+  check(C.peri_op_minimum(ptr(a), ptr(b), out))
+  return wrap(out[0])
+end
+--- A copy in memory of its own, through which gradients go.
+function M.clone(t)
+  check(C.peri_tensor_clone(ptr(t), out))
+  return wrap(out[0])
+end
+
+-- -- picking -----------------------------------------------------------------------------------------------------------------------
+
+--- Element (i, j) of the result is t[index[i][j]][j] for dim 1, t[i][index[i][j]] for dim 2, and so on.
+function M.gather(t, dim, index)
+  check(C.peri_op_gather(ptr(t), dimension(dim), ptr(index), out))
+  return wrap(out[0])
+end
+--- The slices of t along `dim` that a list of ids (a tensor of one dimension) names.
+function M.index_select(t, dim, ids)
+  local first = dim == 1
+  check(C.peri_sparse_index_select(ptr(first and t or t:transpose(1, dim)), ptr(ids), out))
+  local picked = wrap(out[0])
+  return first and picked or picked:transpose(1, dim)
+end
+--- Element i (from 0; negative: from the end) of dimension `dim`, which is gone from the result: a view.
+function M.select(t, dim, i)
+  check(C.peri_tensor_select(ptr(t), dimension(dim), i, out))
+  return wrap(out[0])
+end
+--- A view without dimensions of size 1: without dimension `dim`, if it has size 1, or without all of them (nil).
+function M.squeeze(t, dim)
+  if dim then
+    check(C.peri_tensor_squeeze(ptr(t), dimension(dim), out))
+    return wrap(out[0])
+  end
+  for d = t:dim(), 1, -1 do
+    if t:size(d) == 1 then t = M.squeeze(t, d) end
+  end
+  return t
+end
+--- A view with a new dimension `dim` of size 1.
+function M.unsqueeze(t, dim)
+  check(C.peri_tensor_unsqueeze(ptr(t), dimension(dim), out))
+  return wrap(out[0])
+end
+--- A view whose dimension k is dimension order[k] of t.
+function M.permute(t, order)
+  local n = t:dim()
+  local at, seen = {}, {}
+  if #order ~= n then P.fail(("permute: %d dimensions of %s, wanted all %d of them"):format(#order, Tensor._text(t), n)) end
+  for k = 1, n do
+    local d = order[k] < 0 and order[k] + n + 1 or order[k]
+    if d < 1 or d > n or seen[d] then P.fail(("permute: dimension %d of %s, wanted each once"):format(order[k], Tensor._text(t))) end
+    at[k], seen[d] = d, true
+  end
+  local view, place = t, {}
+  for k = 1, n do place[k] = k end -- place[k]: the dimension of t that stands at k
+  for k = 1, n do
+    local from = k
+    while place[from] ~= at[k] do from = from + 1 end
+    if from ~= k then
+      view = view:transpose(k, from)
+      place[k], place[from] = place[from], place[k]
+    end
+  end
+  return view
+end
+
+-- -- sorting -----------------------------------------------------------------------------------------------------------------------
+
+--- The elements in rising order (`descending`: in falling order) along dim (-1), and their places (i64). Equal ones keep their order;
+--- NaN is larger than all numbers.
+function M.sort(t, dim, descending)
+  check(C.peri_op_sort(ptr(t), dimension(dim or -1), descending or false, -1, out, out2))
+  return wrap_two()
+end
+function M.argsort(t, dim, descending)
+  local values, places = M.sort(t, dim, descending)
+  values:release()
+  return places
+end
+--- The k largest elements along dim (-1) in falling order, and their places; `largest` false: the k smallest, rising.
+function M.topk(t, k, dim, largest)
+  check(C.peri_op_sort(ptr(t), dimension(dim or -1), largest ~= false, k, out, out2))
+  return wrap_two()
+end
+
+-- -- reductions --------------------------------------------------------------------------------------------------------------------
+
+--- The largest element over a dimension, a list of dimensions, or all (nil); equal ones share the gradient.
+function M.amax(t, dim, keepdim)
+  check(C.peri_op_amax(ptr(t), dims, fill_dims(dim), keepdim or false, false, out))
+  return wrap(out[0])
+end
+function M.amin(t, dim, keepdim)
+  check(C.peri_op_amax(ptr(t), dims, fill_dims(dim), keepdim or false, true, out))
+  return wrap(out[0])
+end
+--- Three functions, as in PyTorch: of all elements (no dim): the largest one; along a dimension: the largest elements and their places
+--- (i64, from 0; of equal ones one that has it gets the gradient); with a tensor: maximum.
+function M.max(t, dim, keepdim)
+  if not dim then return M.amax(t) end
+  if type(dim) ~= "number" then return M.maximum(t, dim) end
+  check(C.peri_op_max(ptr(t), dimension(dim), keepdim or false, out, out2))
+  return wrap_two()
+end
+function M.min(t, dim, keepdim)
+  if not dim then return M.amin(t) end
+  if type(dim) ~= "number" then return M.minimum(t, dim) end
+  check(C.peri_op_min(ptr(t), dimension(dim), keepdim or false, out, out2))
+  return wrap_two()
+end
+local function place(t, dim, keepdim, extreme)
+  local values, places = extreme(dim and t or t:reshape(-1), dim or 1, keepdim)
+  values:release()
+  return places
+end
+--- The place of the largest element along dim, or, without dim, among all in row-major order; i64, the first of equal ones.
+function M.argmax(t, dim, keepdim) return place(t, dim, keepdim, M.max) end
+function M.argmin(t, dim, keepdim) return place(t, dim, keepdim, M.min) end
+
+--- How many elements a reduction takes together.
+local function count(t, dim)
+  if not dim then return t:numel() end
+  if type(dim) == "number" then return t:size(dim) end
+  local n = 1
+  for i = 1, #dim do n = n * t:size(dim[i]) end
+  return n
+end
+--- The sum of squared distances from the mean over dim (as in sum), divided by n - correction (1).
+function M.var(t, dim, keepdim, correction)
+  local squares = M.square(M.sub(t, M.mean(t, dim, true)))
+  return M.affine(M.sum(squares, dim, keepdim), 1 / math.max(0, count(t, dim) - (correction or 1)), 0)
+end
+--- The square root of var.
+function M.std(t, dim, keepdim, correction)
+  check(C.peri_op_root(ptr(M.var(t, dim, keepdim, correction)), out))
+  return wrap(out[0])
+end
+
+local function power_norm(t, p, dim, keepdim)
+  local sum = M.sum(M.pow(M.abs(t), p), dim, keepdim)
+  local zero = M.eq(sum, 0) -- there the root's derivative is infinite, and the gradient is 0
+  return M.masked_fill(M.pow(M.masked_fill(sum, zero, 1), 1 / p), zero, 0)
+end
+--- The p-norm (2) over dim, as in sum: any number above 0, 0 (elements that are not 0), math.huge and -math.huge (largest, smallest |x|).
+function M.norm(t, p, dim, keepdim)
+  p = p or 2
+  if p == 2 then
+    check(C.peri_op_root(ptr(M.sum(M.square(t), dim, keepdim)), out))
+    return wrap(out[0])
+  end
+  if p == 1 then return M.sum(M.abs(t), dim, keepdim) end
+  if p == math.huge then return M.amax(M.abs(t), dim, keepdim) end
+  if p == -math.huge then return M.amin(M.abs(t), dim, keepdim) end
+  if p == 0 then return M.sum(M.ne(t, 0):to(t:dtype()), dim, keepdim) end
+  if p < 0 or p ~= p then P.fail(("norm: p is %g, allowed: numbers >= 0, math.huge, -math.huge"):format(p)) end
+  return power_norm(t, p, dim, keepdim)
+end
+--- t[1] + ... + t[i] along dim; of integers and bool in i64.
+function M.cumsum(t, dim)
+  check(C.peri_op_running_sum(ptr(t), dimension(dim), out))
+  return wrap(out[0])
+end
+
+-- -- making ------------------------------------------------------------------------------------------------------------------------
+
+--- start, start + step, ... below `stop` (above, if step is negative): arange(5), arange(2, 8), arange(0, 1, 0.25). i64 if all three are
+--- whole numbers and no dtype is given, else f32.
+function Tensor.arange(start, stop, step, dtype, device)
+  if not stop then start, stop = 0, start end
+  step = step or 1
+  if step == 0 or step ~= step then P.fail(("arange: step is %s, allowed: numbers but 0"):format(tostring(step))) end
+  local n = math.ceil((stop - start) / step)
+  if n ~= n or n >= 2 ^ 53 or n < 0 then
+    P.fail(("arange: from %g to %g by %g, wanted a stop in the direction of the step"):format(start, stop, step))
+  end
+  local all_whole = start == math.floor(start) and stop == math.floor(stop) and step == math.floor(step)
+  check(C.peri_tensor_arange(P.device(device), P.dtype(dtype or all_whole and "i64" or "f32"), start, step, n, out))
+  return wrap(out[0])
+end
+
+-- Numbers of rand and randn: streams of the rank's seed that neither parameters (0, 1, ...) nor dropout (from 2^52 on) use.
+local FIRST_STREAM = 2 ^ 51
+local state = P.state
+local function next_stream()
+  local n = state.numbers_drawn
+  state.numbers_drawn = n + 1
+  return FIRST_STREAM + n
+end
+--- Uniform numbers in [0, 1) of a shape. nn.manual_seed sets the seed; ranks with one seed draw the same numbers.
+function Tensor.rand(shape, dtype, device) return Tensor.uniform(shape, 0, 1, state.seed, next_stream(), dtype, device) end
+--- Normal numbers of mean 0 and deviation 1.
+function Tensor.randn(shape, dtype, device) return Tensor.normal(shape, 0, 1, state.seed, next_stream(), dtype, device) end
+
+-- -- what they take ----------------------------------------------------------------------------------------------------------------
+
+signature.kind("comparand", "a tensor or a number", function(x)
+  return type(x) == "number" or Tensor.is_live(x) or type(x) == "cdata" and (ffi.istype(int64, x) or ffi.istype(uint64, x))
+end, function(x) return Tensor.is(x) and signature.RELEASED end)
+signature.kind("dim_or_tensor", "a dimension (1, 2, ..., or -1, -2, ... from the end) or a tensor", function(x)
+  return Tensor.is_live(x) or signature.is("dim", x)
+end)
+signature.list_of("order", "a list of dimensions", "dim")
+
+signature.check_each("", M, { "eq", "ne", "lt", "le", "gt", "ge" }, "t: tensor, x: comparand")
+signature.check_each("", M, { "isnan", "isfinite", "clone" }, "t: tensor")
+signature.check_each("", M, { "maximum", "minimum" }, "a: tensor, b: tensor")
+signature.check_each("", M, { "amax", "amin" }, "t: tensor, dim: dims?, keepdim: boolean?")
+signature.check_each("", M, { "max", "min" }, "t: tensor, dim: dim_or_tensor?, keepdim: boolean?")
+signature.check_each("", M, { "argmax", "argmin" }, "t: tensor, dim: dim?, keepdim: boolean?")
+signature.check_each("", M, { "sort", "argsort" }, "t: tensor, dim: dim?, descending: boolean?")
+signature.check_each("", M, { "var", "std" }, "t: tensor, dim: dims?, keepdim: boolean?, correction: number?")
+signature.check("", M, {
+  where = "condition: tensor, a: operand, b: operand", masked_fill = "t: tensor, mask: tensor, value: number",
+  clamp = "t: tensor, min: number?, max: number?", gather = "t: tensor, dim: dim, index: tensor",
+  index_select = "t: tensor, dim: dim, ids: tensor", select = "t: tensor, dim: dim, i: integer", squeeze = "t: tensor, dim: dim?",
+  unsqueeze = "t: tensor, dim: dim", permute = "t: tensor, order: order", topk = "t: tensor, k: count, dim: dim?, largest: boolean?",
+  norm = "t: tensor, p: number?, dim: dims?, keepdim: boolean?", cumsum = "t: tensor, dim: dim",
+})
+signature.check("", Tensor, {
+  arange = "start: number, stop: number?, step: number?, dtype: dtype?, device: device?",
+  rand = "shape: list, dtype: dtype?, device: device?", randn = "shape: list, dtype: dtype?, device: device?",
+})
+
+for _, name in ipairs { "eq", "ne", "lt", "le", "gt", "ge", "isnan", "isfinite", "masked_fill", "clamp", "maximum", "minimum", "clone",
+  "gather", "index_select", "select", "squeeze", "unsqueeze", "permute", "sort", "argsort", "topk", "amax", "amin", "max", "min", "argmax",
+  "argmin", "var", "std", "norm", "cumsum" } do
+  Tensor.methods[name] = M[name]
+end
+
+return M

@@ -1,0 +1,106 @@
+-- losses.lua: losses that are made of other functions: members of nn.functional. reduction, where there is one: "mean" (default), "sum" or
+-- "none". Those that PyTorch (or torchvision) has are called and computed as there.
+local P = require "perilune.ffi"
+local Tensor = require "perilune.tensor.core"
+local F = require "perilune.tensor.ops"
+local util = require "perilune.util"
+local signature = require "perilune.signature"
+
+local function reduce(func, losses, reduction)
+  if reduction == nil or reduction == "mean" then return F.mean(losses) end
+  if reduction == "sum" then return F.sum(losses) end
+  if reduction == "none" then return losses end
+  P.fail(("%s: reduction '%s', allowed: none, mean, sum"):format(func, tostring(reduction)))
+end
+
+--- Bayesian personalised ranking: -log sigmoid(positive - negative), of the scores of an item that was taken and one that was not; they
+--- broadcast: positive [B, 1] with negative [B, n].
+function F.bpr_loss(positive, negative, reduction)
+  return reduce("bpr_loss", F.neg(F.logsigmoid(F.sub(positive, negative))), reduction)
+end
+
+--- The focal loss of logits and targets 0 or 1: binary cross entropy times alpha (of targets 1; 1 - alpha of others; negative: no such
+--- factor) and (1 - p)^gamma, p being the probability of the target.
+function F.sigmoid_focal_loss(t, target, alpha, gamma, reduction)
+  alpha, gamma = alpha or 0.25, gamma or 2
+  local p = F.sigmoid(t)
+  local loss = F.binary_cross_entropy_with_logits(t, target, nil, nil, "none")
+  local other = F.affine(target, -1, 1)
+  local miss = F.add(F.mul(p, other), F.mul(F.affine(p, -1, 1), target)) -- 1 - the target's probability
+  loss = F.mul(loss, F.pow(miss, gamma))
+  if alpha >= 0 then loss = F.mul(loss, F.affine(target, 2 * alpha - 1, 1 - alpha)) end
+  return reduce("sigmoid_focal_loss", loss, reduction)
+end
+
+--- max(0, -target (a - b) + margin): target 1 where a should be larger, -1 where b should. margin: 0.
+function F.margin_ranking_loss(a, b, target, margin, reduction)
+  return reduce("margin_ranking_loss", F.relu(F.affine(F.mul(target, F.sub(a, b)), -1, margin or 0)), reduction)
+end
+
+--- t where target is 1, max(0, margin - t) where it is -1. margin: 1.
+function F.hinge_embedding_loss(t, target, margin, reduction)
+  return reduce("hinge_embedding_loss", F.where(F.eq(target, 1), t, F.relu(F.affine(t, -1, margin or 1))), reduction)
+end
+
+--- The cosine of the angle between a and b along dim (-1); sizes below eps (1e-8) count as eps.
+function F.cosine_similarity(a, b, dim, eps)
+  dim, eps = dim or -1, eps or 1e-8
+  local x, y = F.clamp(F.norm(a, 2, dim, true), eps), F.clamp(F.norm(b, 2, dim, true), eps)
+  return F.sum(F.mul(F.div(a, x), F.div(b, y)), dim)
+end
+
+--- Of rows a and b [B, D] and target [B]: 1 - cosine where it is 1, max(0, cosine - margin) where it is -1. margin: 0.
+function F.cosine_embedding_loss(a, b, target, margin, reduction)
+  local cosine = F.cosine_similarity(a, b)
+  local loss = F.where(F.eq(target, 1), F.affine(cosine, -1, 1), F.relu(F.affine(cosine, 1, -(margin or 0))))
+  return reduce("cosine_embedding_loss", loss, reduction)
+end
+
+--- target (log target - t): the distance of the distribution `target` from the one whose logarithms are t. log_target: target is given by
+--- its logarithms. reduction also "batchmean": the sum divided by the first size, which is the distance's mean.
+function F.kl_div(t, target, log_target, reduction)
+  local loss
+  if log_target then loss = F.mul(F.exp(target), F.sub(target, t))
+  else
+    local positive = F.gt(target, 0)
+    local known = F.where(positive, target, 1)
+    loss = F.where(positive, F.mul(target, F.sub(F.log(known), t)), F.mul(target, F.neg(t)))
+  end
+  if reduction == "batchmean" then return F.affine(F.sum(loss), 1 / t:size(1), 0) end
+  return reduce("kl_div", loss, reduction)
+end
+
+--- Sampled softmax with the batch's own items as negatives: row i of `queries` [B, D] should choose row i of `items` [B, D] among all of
+--- them. options: temperature (1) divides the products; log_q [B]: the logarithm of how often each item is drawn as a negative (its share
+--- of the data), which is subtracted from its logits, since frequent items are drawn too often; ids (i64 [B]): items with the same id are
+--- no negatives of each other; reduction.
+function F.in_batch_softmax_loss(queries, items, options)
+  local o = util.named("in_batch_softmax_loss", options or {}, { temperature = 1, log_q = util.optional, ids = util.optional,
+    reduction = "mean" })
+  if queries:dim() ~= 2 or items:dim() ~= 2 or queries:size(1) ~= items:size(1) then
+    P.fail(("in_batch_softmax_loss: queries %s and items %s, wanted two dimensions each and as many rows"):format(Tensor._text(queries),
+      Tensor._text(items)))
+  end
+  local n, device = queries:size(1), queries:device()
+  local logits = F.affine(F.matmul(queries, items:transpose(1, 2)), 1 / o.temperature, 0)
+  if o.log_q then logits = F.sub(logits, o.log_q) end
+  local own = Tensor.arange(0, n, 1, "i64", device)
+  if o.ids then
+    local same, self = F.eq(F.unsqueeze(o.ids, 2), o.ids), F.eq(F.unsqueeze(own, 2), own)
+    logits = F.masked_fill(logits, F.gt(same, self), -math.huge) -- the same item, but not the row's own
+  end
+  return F.cross_entropy(logits, own, o.reduction)
+end
+
+signature.check("", F, {
+  bpr_loss = "positive: tensor, negative: tensor, reduction: string?",
+  sigmoid_focal_loss = "t: tensor, target: tensor, alpha: number?, gamma: number?, reduction: string?",
+  margin_ranking_loss = "a: tensor, b: tensor, target: tensor, margin: number?, reduction: string?",
+  hinge_embedding_loss = "t: tensor, target: tensor, margin: number?, reduction: string?",
+  cosine_similarity = "a: tensor, b: tensor, dim: dim?, eps: number?",
+  cosine_embedding_loss = "a: tensor, b: tensor, target: tensor, margin: number?, reduction: string?",
+  kl_div = "t: tensor, target: tensor, log_target: boolean?, reduction: string?",
+  in_batch_softmax_loss = "queries: tensor, items: tensor, options: table?",
+})
+
+return F

@@ -1,0 +1,392 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * ops_elements.c: elements compared, chosen by a condition, picked by an index, sorted; numbers in a row.
+ */
+#include "internal.h"
+
+#include <perilune/ops.h>
+
+#include <math.h>
+
+static bool is_complex(int32_t dtype) { return dtype == PERI_C64 || dtype == PERI_C128; }
+static bool is_float(int32_t dtype) { return dtype == PERI_F32 || dtype == PERI_F64 || peri__is_16(dtype); }
+
+static peri_status check_order(const char *function, const char *what, const peri_tensor *t)
+{
+    char text[128];
+    PERI_TRY(peri__check_tensor(function, what, t, -1, -1));
+    if (!is_complex(t->dtype)) return PERI_OK;
+    return peri__fail(PERI_EINVAL, "%s: %s is %s; complex numbers have no order", function, what, peri__tensor_text(t, text, sizeof text));
+}
+
+static peri_status check_alike(const char *function, const peri_tensor *a, const peri_tensor *b)
+{
+    char text[300];
+    if (a->dtype == b->dtype) return peri__check_same_device(function, a, b);
+    return peri__fail(PERI_EINVAL, "%s: dtypes differ: %s; cast one of them", function, peri__pair_text(a, b, text, sizeof text));
+}
+
+/* -- comparing ------------------------------------------------------------------------------------------------------------------- */
+
+peri_status peri__compare(const char *function, int32_t op, peri_tensor *a, peri_tensor *b, double value, int64_t whole, peri_tensor **out)
+{
+    peri_k_compare_args k = {.dtype = a->dtype, .op = op, .value = value, .whole = whole};
+    int32_t ndim = a->ndim;
+    peri_tensor *y;
+    memcpy(k.shape, a->shape, sizeof k.shape);
+    if (b) {
+        PERI_TRY(peri__broadcast_shape(function, a, b, &ndim, k.shape));
+        PERI_TRY(peri__expanded(function, b, ndim, k.shape, k.b_stride));
+        k.b = peri__data(b);
+    }
+    PERI_TRY(peri__expanded(function, a, ndim, k.shape, k.a_stride));
+    PERI_TRY(peri_tensor_new(peri__device(a), PERI_BOOL, ndim, k.shape, &y));
+    k.dst = peri__data(y);
+    k.a = peri__data(a);
+    k.ndim = peri__fold(ndim, k.shape, (int64_t *[]){k.a_stride, k.b_stride}, b ? 2 : 1);
+    peri_status status = PERI_LAUNCH(peri__device(a), compare, &k, peri__numel(y), PERI_ELEMENT_GRAIN);
+    if (status < 0) peri_tensor_release(y);
+    else *out = y;
+    return status;
+}
+
+/** Least number of an integer dtype, and the one behind its largest. */
+static void range_of(int32_t dtype, double *least, double *past)
+{
+    switch (dtype) {
+    case PERI_I64: *least = -0x1p63, *past = 0x1p63; break;
+    case PERI_I32: *least = -0x1p31, *past = 0x1p31; break;
+    case PERI_I16: *least = -0x1p15, *past = 0x1p15; break;
+    case PERI_I8: *least = -0x1p7, *past = 0x1p7; break;
+    case PERI_U8: *least = 0, *past = 0x1p8; break;
+    default: *least = 0, *past = 2; break;
+    }
+}
+
+/** Comparing integers with @x, which need be neither whole nor in their range: the same as comparing them with *whole, or, where it is the
+ *  same for all of them, as comparing each with itself. Returns whether it is the former; *op may change in the latter case. */
+static bool whole_comparison(int32_t dtype, int32_t *op, double x, int64_t *whole)
+{
+    const bool up = *op == PERI_COMPARE_LT || *op == PERI_COMPARE_GE, equality = *op == PERI_COMPARE_EQ || *op == PERI_COMPARE_NE;
+    const double rounded = up ? ceil(x) : floor(x);
+    double least, past;
+    range_of(dtype, &least, &past);
+    if (rounded >= least && rounded < past && (!equality || rounded == x)) {
+        *whole = (int64_t)rounded;
+        return true;
+    }
+    const bool below = rounded >= past, above = rounded < least; /* where all integers of the dtype are; neither with NaN */
+    const bool all = *op == PERI_COMPARE_NE || (below && (*op == PERI_COMPARE_LT || *op == PERI_COMPARE_LE)) ||
+        (above && (*op == PERI_COMPARE_GT || *op == PERI_COMPARE_GE));
+    *op = all ? PERI_COMPARE_EQ : PERI_COMPARE_NE;
+    return false;
+}
+
+static peri_status compare_number(const char *function, peri_tensor *a, int32_t op, double number, peri_tensor **out)
+{
+    int64_t whole = 0;
+    if (!is_float(a->dtype))
+        return whole_comparison(a->dtype, &op, number, &whole) ? peri__compare(function, op, a, NULL, 0, whole, out)
+                                                               : peri__compare(function, op, a, a, 0, 0, out);
+    const double past = a->dtype == PERI_F16 ? 65520 : a->dtype == PERI_F64 ? INFINITY : 0x1.ffffffp127; /* what rounds to infinity */
+    return peri__compare(function, op, a, NULL, number >= past ? INFINITY : number <= -past ? -INFINITY : number, 0, out);
+}
+
+peri_status peri_op_compare(peri_tensor *a, int32_t op, peri_tensor *b, double number, peri_tensor **out)
+{
+    static const char *const function = "peri_op_compare";
+    PERI_NEED(out);
+    if (op < 0 || op >= PERI_COMPARE_COUNT)
+        return peri__fail(PERI_EINVAL, "%s: comparison %d, allowed: 0..%d", function, op, PERI_COMPARE_COUNT - 1);
+    PERI_TRY(check_order(function, "a", a));
+    if (!b) return compare_number(function, a, op, number, out);
+    PERI_TRY(check_order(function, "b", b));
+    peri_tensor *in[2] = {a, b};
+    peri__operands o;
+    PERI_TRY(peri__widen(&o, PERI__IN_OWN, in, 2));
+    peri_status status = check_alike(function, o.in[0], o.in[1]);
+    if (status >= 0) status = peri__compare(function, op, o.in[0], o.in[1], 0, 0, &o.out);
+    return peri__narrow(&o, status, out);
+}
+
+/* -- choosing -------------------------------------------------------------------------------------------------------------------- */
+
+peri_status peri__where(const char *function, peri_tensor *condition, peri_tensor *a, peri_tensor *b, peri_tensor **out)
+{
+    const peri_tensor *one = a ? a : b;
+    peri_k_where_args k = {.width = (int32_t)peri_dtype_size(one->dtype), .condition = peri__data(condition)};
+    int32_t ndim;
+    peri_tensor both = *one, *y; /* both: the shape of a and b */
+    if (a && b) PERI_TRY(peri__broadcast_shape(function, a, b, &both.ndim, both.shape));
+    PERI_TRY(peri__broadcast_shape(function, condition, &both, &ndim, k.shape));
+    PERI_TRY(peri__expanded(function, condition, ndim, k.shape, k.condition_stride));
+    if (a) PERI_TRY(peri__expanded(function, a, ndim, k.shape, k.a_stride));
+    if (b) PERI_TRY(peri__expanded(function, b, ndim, k.shape, k.b_stride));
+    PERI_TRY(peri__tensor_like(one, ndim, k.shape, &y));
+    k.dst = peri__data(y);
+    k.a = a ? peri__data(a) : NULL;
+    k.b = b ? peri__data(b) : NULL;
+    k.ndim = peri__fold(ndim, k.shape, (int64_t *[]){k.condition_stride, k.a_stride, k.b_stride}, 3);
+    peri_status status = PERI_LAUNCH(peri__device(one), where, &k, peri__numel(y), PERI_ELEMENT_GRAIN);
+    if (status < 0) peri_tensor_release(y);
+    else *out = y;
+    return status;
+}
+
+/** saved: the condition. integer: a's and b's ndim and shape. */
+static peri_status where_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+{
+    for (int32_t i = 0; i < 2; i++) {
+        if (!peri__needs(node, i)) continue;
+        peri_tensor *full, *g = grad_out[0];
+        PERI_TRY(peri__where("where backward", node->saved[0], i ? NULL : g, i ? g : NULL, &full));
+        peri_status status = peri__sum_to(full, (int32_t)node->integer[i], node->integer + 2 + i * PERI_MAX_DIMS, &grad_in[i]);
+        peri_tensor_release(full);
+        PERI_TRY(status);
+    }
+    return PERI_OK;
+}
+
+static const peri__node_vtab where_vtab = {.name = "where", .backward = where_backward};
+
+static peri_status where_alike(const char *function, peri_tensor *condition, peri_tensor *a, peri_tensor *b, peri_tensor **out)
+{
+    peri_tensor *y, *in[2] = {a, b};
+    peri__node *node;
+    PERI_TRY(check_alike(function, a, b));
+    PERI_TRY(peri__where(function, condition, a, b, &y));
+    peri_status status = peri__attach(&where_vtab, in, 2, &y, 1, &node);
+    if (status >= 0 && node) {
+        peri__node_save(node, 0, condition);
+        for (int32_t i = 0; i < 2; i++) {
+            node->integer[i] = in[i]->ndim;
+            memcpy(node->integer + 2 + i * PERI_MAX_DIMS, in[i]->shape, sizeof in[i]->shape);
+        }
+    }
+    if (status < 0) peri_tensor_release(y);
+    else *out = y;
+    return status;
+}
+
+peri_status peri_op_where(peri_tensor *condition, peri_tensor *a, peri_tensor *b, peri_tensor **out)
+{
+    static const char *const function = "peri_op_where";
+    PERI_NEED(out);
+    PERI_TRY(peri__check_tensor(function, "condition", condition, PERI_BOOL, -1));
+    PERI_TRY(peri__check_tensor(function, "a", a, -1, -1));
+    PERI_TRY(peri__check_tensor(function, "b", b, -1, -1));
+    PERI_TRY(peri__check_same_device(function, condition, a));
+    peri_tensor *in[2] = {a, b};
+    peri__operands o;
+    PERI_TRY(peri__widen(&o, PERI__IN_OWN, in, 2));
+    return peri__narrow(&o, where_alike(function, condition, o.in[0], o.in[1], &o.out), out);
+}
+
+/* -- picking --------------------------------------------------------------------------------------------------------------------- */
+
+/** dst[.., index[.., j, ..], ..] += src[.., j, ..] along @dim; @dst contiguous zeros, f32 or f64; @src and @index of one shape. */
+static peri_status take_add(peri_tensor *dst, const peri_tensor *src, const peri_tensor *index, int32_t dim)
+{
+    peri_k_take_add_args k = {.dst = peri__data(dst), .src = peri__data(src), .index = peri__data(index), .dtype = dst->dtype,
+                              .ndim = src->ndim, .dim = dim};
+    memcpy(k.shape, src->shape, sizeof k.shape);
+    memcpy(k.dst_stride, dst->stride, sizeof k.dst_stride);
+    memcpy(k.src_stride, src->stride, sizeof k.src_stride);
+    memcpy(k.index_stride, index->stride, sizeof k.index_stride);
+    const int64_t n = src->shape[dim], lines = n ? peri__numel(src) / n : 0;
+    return PERI_LAUNCH(peri__device(dst), take_add, &k, lines, peri__ceil_div(PERI_ELEMENT_GRAIN, peri__max(n, 1)));
+}
+
+/** saved: the index. integer: dim, then x's ndim and shape. */
+static peri_status gather_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
+{
+    const int32_t dtype = grad_out[0]->dtype;
+    peri_tensor *g, *sum = NULL;
+    peri_status status;
+    PERI_TRY(peri__cast(grad_out[0], peri__is_16(dtype) ? PERI_F32 : dtype, &g));
+    PERI_TRY_GOTO(peri__tensor_like(g, (int32_t)node->integer[1], node->integer + 2, &sum), out);
+    PERI_TRY_GOTO(peri__tensor_zero(sum), out);
+    PERI_TRY_GOTO(take_add(sum, g, node->saved[0], (int32_t)node->integer[0]), out);
+    status = peri__cast(sum, dtype, &grad_in[0]);
+out:
+    peri_tensor_release(g);
+    peri_tensor_release(sum);
+    return status;
+}
+
+static const peri__node_vtab gather_vtab = {.name = "gather", .backward = gather_backward};
+
+static peri_status check_gather(const char *function, const peri_tensor *x, int32_t dim, const peri_tensor *index)
+{
+    char text[300];
+    peri__words words;
+    PERI_TRY(peri__check_same_device(function, x, index));
+    if (index->dtype != PERI_I64 && index->dtype != PERI_I32)
+        return peri__fail(PERI_EINVAL, "%s: the index is %s, wanted i64 or i32", function, peri__tensor_text(index, text, sizeof text));
+    if (index->ndim != x->ndim)
+        return peri__fail(PERI_EINVAL, "%s: x and the index are %s; as many dimensions are needed", function,
+                          peri__pair_text(x, index, text, sizeof text));
+    for (int32_t d = 0; d < x->ndim; d++)
+        if (d != dim && index->shape[d] > x->shape[d])
+            return peri__fail(PERI_EINVAL, "%s: x and the index are %s; the index may not be larger in %s", function,
+                              peri__pair_text(x, index, text, sizeof text), peri__dim_text(d, &words));
+    return PERI_OK;
+}
+
+/** Wait for contiguous i64 @index and look for a number outside 0..n-1. */
+static peri_status check_places(const char *function, peri_tensor *index, int64_t n)
+{
+    int64_t one = 1, bad = 0, value = 0;
+    peri_tensor *found, *flat = NULL, *view = NULL;
+    if (peri__numel(index) == 0) return PERI_OK;
+    PERI_TRY(peri_tensor_new(peri__device(index), PERI_I64, 1, &one, &found));
+    peri_op_index_check args = {.x = peri__data(index), .bad = peri__data(found), .n = peri__numel(index), .limit = n, .dtype = PERI_I64};
+    peri_status status = PERI_RUN(peri__device(index), index_check, &args);
+    if (status >= 0) status = peri_tensor_read(found, &bad, sizeof bad);
+    peri_tensor_release(found);
+    if (status < 0 || bad == INT64_MAX) return status;
+    int64_t stride = 1;
+    PERI_TRY(peri__tensor_view(index, 1, &one, &stride, index->offset + bad, &view));
+    status = peri_tensor_read(view, &value, sizeof value);
+    peri_tensor_release(view);
+    peri_tensor_release(flat);
+    PERI_TRY(status);
+    return peri__fail(PERI_ERANGE, "%s: index %lld at flat position %lld, allowed: 0..%lld", function, (long long)value, (long long)bad,
+                      (long long)n - 1);
+}
+
+static peri_status gather(const char *function, peri_tensor *x, int32_t dim, peri_tensor *index, peri_tensor **out)
+{
+    peri_tensor *wide, *places = NULL, *y = NULL;
+    peri__node *node;
+    peri_status status;
+    PERI_TRY(peri__cast(index, PERI_I64, &wide));
+    PERI_TRY_GOTO(peri__contiguous_of(wide, &places), out);
+    PERI_TRY_GOTO(check_places(function, places, x->shape[dim]), out);
+    PERI_TRY_GOTO(peri__tensor_like(x, index->ndim, index->shape, &y), out);
+    peri_k_take_args k = {.dst = peri__data(y), .src = peri__data(x), .index = peri__data(places),
+                          .width = (int32_t)peri_dtype_size(x->dtype), .ndim = x->ndim, .dim = dim};
+    memcpy(k.shape, index->shape, sizeof k.shape);
+    memcpy(k.src_stride, x->stride, sizeof k.src_stride);
+    memcpy(k.index_stride, places->stride, sizeof k.index_stride);
+    PERI_TRY_GOTO(PERI_LAUNCH(peri__device(x), take, &k, peri__numel(y), PERI_ELEMENT_GRAIN), out);
+    PERI_TRY_GOTO(peri__attach(&gather_vtab, &x, 1, &y, 1, &node), out);
+    if (node) {
+        peri__node_save(node, 0, places);
+        node->integer[0] = dim;
+        node->integer[1] = x->ndim;
+        memcpy(node->integer + 2, x->shape, sizeof x->shape);
+    }
+out:
+    peri_tensor_release(wide);
+    peri_tensor_release(places);
+    if (status < 0) peri_tensor_release(y);
+    else *out = y;
+    return status;
+}
+
+peri_status peri_op_gather(peri_tensor *x, int32_t dim, peri_tensor *index, peri_tensor **out)
+{
+    static const char *const function = "peri_op_gather";
+    int32_t d;
+    PERI_NEED(out);
+    PERI_TRY(peri__check_tensor(function, "x", x, -1, -1));
+    PERI_TRY(peri__check_tensor(function, "index", index, -1, -1));
+    PERI_TRY(peri__dim(function, x, dim, &d));
+    PERI_TRY(check_gather(function, x, d, index));
+    return gather(function, x, d, index, out);
+}
+
+/* -- sorting --------------------------------------------------------------------------------------------------------------------- */
+
+static const peri__node_vtab sort_vtab = {.name = "sort", .backward = gather_backward};
+
+/** Along the last dimension. */
+static peri_status sort_lines(const char *function, peri_tensor *x, bool descending, int64_t k, peri_tensor **values, peri_tensor **indices)
+{
+    const int32_t d = x->ndim - 1;
+    int64_t shape[PERI_MAX_DIMS], n = x->shape[d], lines = n ? peri__numel(x) / n : 0;
+    peri_tensor *flat = NULL, *value = NULL, *index = NULL;
+    peri__node *node;
+    peri_status status;
+    memcpy(shape, x->shape, sizeof shape);
+    shape[d] = k;
+    if (peri__numel(x) > INT32_MAX)
+        return peri__fail(PERI_EINVAL, "%s: %lld elements, allowed: below 2^31", function, (long long)peri__numel(x));
+    PERI_TRY_GOTO(peri__contiguous_of(x, &flat), out);
+    PERI_TRY_GOTO(peri__tensor_like(x, x->ndim, shape, &value), out);
+    PERI_TRY_GOTO(peri_tensor_new(peri__device(x), PERI_I64, x->ndim, shape, &index), out);
+    peri_op_sort_lines args = {.x = peri__data(flat), .values = peri__data(value), .indices = peri__data(index), .dtype = x->dtype,
+                         .descending = descending, .lines = lines, .n = n, .k = k};
+    if (lines * k > 0) PERI_TRY_GOTO(PERI_RUN(peri__device(x), sort_lines, &args), out);
+    PERI_TRY_GOTO(peri__attach(&sort_vtab, &x, 1, &value, 1, &node), out);
+    if (node) {
+        peri__node_save(node, 0, index);
+        node->integer[0] = d;
+        node->integer[1] = x->ndim;
+        memcpy(node->integer + 2, x->shape, sizeof x->shape);
+    }
+out:
+    peri_tensor_release(flat);
+    if (status < 0) {
+        peri_tensor_release(value);
+        peri_tensor_release(index);
+    } else {
+        *values = value;
+        *indices = index;
+    }
+    return status;
+}
+
+peri_status peri_op_sort(peri_tensor *x, int32_t dim, bool descending, int64_t k, peri_tensor **values, peri_tensor **indices)
+{
+    static const char *const function = "peri_op_sort";
+    char text[128];
+    peri__words words;
+    int32_t d;
+    PERI_NEED(values);
+    PERI_TRY(check_order(function, "x", x));
+    PERI_TRY(peri__dim(function, x, dim, &d));
+    if (k < 0) k = x->shape[d];
+    if (k > x->shape[d])
+        return peri__fail(PERI_ERANGE, "%s: the first %lld of %s of %s, allowed: 0..%lld", function, (long long)k,
+                          peri__dim_text(d, &words), peri__tensor_text(x, text, sizeof text), (long long)x->shape[d]);
+    peri_tensor *last = NULL, *value = NULL, *index = NULL, *places = NULL;
+    peri_status status;
+    PERI_TRY_GOTO(peri_tensor_transpose(x, d, -1, &last), out);
+    PERI_TRY_GOTO(sort_lines(function, last, descending, k, &value, &index), out);
+    if (indices) PERI_TRY_GOTO(peri_tensor_transpose(index, d, -1, &places), out);
+    status = peri_tensor_transpose(value, d, -1, values);
+out:
+    peri_tensor_release(last);
+    peri_tensor_release(value);
+    peri_tensor_release(index);
+    if (status >= 0 && indices) *indices = places;
+    else peri_tensor_release(places);
+    return status;
+}
+
+/* -- numbers in a row ------------------------------------------------------------------------------------------------------------ */
+
+peri_status peri_tensor_arange(peri_device *device, int32_t dtype, double start, double step, int64_t n, peri_tensor **out)
+{
+    static const char *const function = "peri_tensor_arange";
+    const bool real = dtype == PERI_F32 || dtype == PERI_F64;
+    const double last = start + step * (double)peri__max(n - 1, 0), most = dtype == PERI_I32 ? 0x1p31 - 1 : 0x1p53;
+    peri_tensor *t;
+    PERI_NEED(out);
+    if (!real && dtype != PERI_I64 && dtype != PERI_I32)
+        return peri__fail(PERI_EINVAL, "%s: dtype %s, allowed: f32, f64, i64, i32", function, peri_dtype_name(dtype));
+    if (!isfinite(start) || !isfinite(step) || (!real && (start != floor(start) || step != floor(step))))
+        return peri__fail(PERI_EINVAL, "%s: from %g by %g, allowed: %s", function, start, step, real ? "finite numbers" : "whole numbers");
+    if (!real && (fabs(start) > most || fabs(last) > most))
+        return peri__fail(PERI_ERANGE, "%s: numbers from %.0f to %.0f in %s, allowed: -%.0f..%.0f", function, start, last,
+                          peri_dtype_name(dtype), most, most);
+    PERI_TRY(peri_tensor_new(device, dtype, 1, &n, &t));
+    peri_k_iota_args args = {.dst = peri__data(t), .dtype = dtype, .start = start, .step = step, .whole_start = real ? 0 : (int64_t)start,
+                             .whole_step = real ? 0 : (int64_t)step};
+    peri_status status = PERI_LAUNCH(device, iota, &args, n, PERI_ELEMENT_GRAIN);
+    if (status < 0) peri_tensor_release(t);
+    else *out = t;
+    return status;
+}

@@ -1,0 +1,244 @@
+-- Everyday functions of tensors: values and gradients as PyTorch's (spec/golden/tensor.py), gradients by finite differences, indexing,
+-- printing, errors; on both devices.
+-- cuda: always
+local peri = require "perilune"
+local F = require "perilune.nn.functional"
+local devices = require "spec.support.devices"
+local golden = require "spec.support.golden"
+local gradcheck = require "spec.support.gradcheck"
+
+local document = golden.document "ops/tensor/everyday"
+
+--- Numbers that JSON has as texts: NaN, infinities, and whole ones from 2^53 on.
+local function numbers(list, dtype)
+  local out = {}
+  for i, x in ipairs(list) do
+    if type(x) ~= "string" then out[i] = x
+    elseif dtype == "i64" then out[i] = loadstring("return " .. x .. "LL")()
+    else out[i] = x == "nan" and 0 / 0 or x == "inf" and math.huge or -math.huge end
+  end
+  return out
+end
+local function load(entry, device) return peri.tensor(numbers(entry[3], entry[1]), entry[1], device, entry[2]) end
+
+local comparisons = { eq = 1, ne = 1, lt = 1, le = 1, gt = 1, ge = 1 }
+local inf = math.huge
+
+--- case name -> function of the inputs
+local functions = {
+  isnan = F.isnan, isfinite = F.isfinite, where = F.where, ["where broadcast"] = F.where,
+  ["where number"] = function(m, t) return F.where(m, t, 0.5) end,
+  masked_fill = function(t, m) return t:masked_fill(m, -2) end, ["masked_fill of a row"] = function(t, m) return t:masked_fill(m, -2) end,
+  clamp = function(t) return t:clamp(-0.5, 0.75) end, ["clamp min"] = function(t) return t:clamp(0) end,
+  ["clamp max"] = function(t) return t:clamp(nil, 1) end, ["clamp at the bounds"] = function(t) return t:clamp(2, 3) end,
+  ["clamp crossed"] = function(t) return t:clamp(1, -1) end,
+  maximum = F.maximum, ["maximum nan and ties"] = F.max, minimum = F.minimum, ["minimum nan"] = F.min,
+  clone = function(t) return t:clone() * 2 end,
+  ["gather 1"] = function(t, i) return t:gather(1, i) end, ["gather 2"] = function(t, i) return t:gather(2, i) end,
+  ["gather -1"] = function(t, i) return t:gather(-1, i) end,
+  ["index_select 1"] = function(t, i) return t:index_select(1, i) end, ["index_select 2"] = function(t, i) return t:index_select(2, i) end,
+  ["index_select -1"] = function(t, i) return t:index_select(-1, i) end,
+  ["index by ids"] = function(t, i) return t[i] end, index = function(t) return t[1] * 2 end,
+  ["index -1"] = function(t) return t[-1] * 2 end,
+  ["index several"] = function(t) return t[{ 1, { 0, 3, 2 }, -1 }] * 2 end, ["index part"] = function(t) return t[{ {}, { 1 } }] * 2 end,
+  squeeze = function(t) return t:reshape(3, 1, 4):squeeze(2) * 2 end,
+  ["squeeze all"] = function(t) return t:reshape(1, 3, 1, 4):squeeze() * 2 end,
+  unsqueeze = function(t) return t:unsqueeze(2) * 2 end, ["unsqueeze -1"] = function(t) return t:unsqueeze(-1) * 2 end,
+  permute = function(t) return t:permute { 3, 1, 2 } * 2 end,
+  ["max of all"] = F.max, ["min of all"] = F.min, ["max along 2"] = function(t) return t:max(2) end,
+  ["min along 1, kept"] = function(t) return t:min(1, true) end, ["max of whole numbers"] = function(t) return (t:max(2)) end,
+  ["amax of two dimensions"] = function(t) return t:amax { 1, 3 } end, ["var correction 0"] = function(t) return t:var(2, false, 0) end,
+  ["var of two dimensions"] = function(t) return t:var { 1, 3 } end, ["var of one"] = function(t) return t:var(2) end,
+  ["std of equal numbers"] = function(t) return t:std(2) end, ["norm of zeros"] = function(t) return t:norm(2, 2) end,
+  ["norm 3 of zeros"] = function(t) return t:norm(3, 2) end, ["norm inf of ties"] = function(t) return t:norm(inf, 2) end,
+  ["cumsum 1"] = function(t) return t:cumsum(1) end, ["cumsum -1"] = function(t) return t:cumsum(-1) end,
+  ["cumsum of whole numbers"] = function(t) return t:cumsum(2) end, ["cumsum of bool"] = function(t) return t:cumsum(1) end,
+  ["sum of bool"] = function(t) return t:sum(2) end, ["sum of whole numbers"] = function(t) return t:sum() end,
+  argsort = function(t) return t:argsort(2) end, topk = function(t) return t:topk(2) end,
+  ["topk along 1, smallest"] = function(t) return t:topk(2, 1, false) end, ["topk of nan"] = function(t) return (t:topk(1, 2)) end,
+}
+for name in pairs(comparisons) do
+  functions[name .. " tensors"], functions[name .. " broadcast"], functions[name .. " whole numbers"] = F[name], F[name], F[name]
+  functions[name .. " number"] = function(t) return F[name](t, 2.5) end
+  functions[name .. " whole and 2"] = function(t) return F[name](t, 2) end
+  functions[name .. " whole and 1.5"] = function(t) return F[name](t, 1.5) end
+end
+for _, d in ipairs { "", " along 1", " along 2", " along -1" } do
+  local dim = tonumber(d:match "%-?%d+")
+  functions["amax" .. d] = function(t) return t:amax(dim) end
+  functions["amin kept" .. d] = function(t) return t:amin(dim, dim ~= nil) end
+  functions["argmax" .. d] = function(t) return t:argmax(dim) end
+  functions["argmin" .. d] = function(t) return t:argmin(dim) end
+  functions["var" .. d] = function(t) return t:var(dim) end
+  functions["std kept" .. d] = function(t) return t:std(dim, dim ~= nil) end
+  functions["norm" .. d] = function(t) return t:norm(nil, dim) end
+end
+for text, p in pairs { ["0"] = 0, ["1"] = 1, ["1.5"] = 1.5, ["3"] = 3, inf = inf, ["-inf"] = -inf } do
+  functions["norm " .. text] = function(t) return t:norm(p, 2) end
+end
+for _, falling in ipairs { "", " falling" } do
+  local down = falling ~= ""
+  functions["sort" .. falling] = function(t) return t:sort(-1, down) end
+  functions["sort with nan" .. falling] = function(t) return t:sort(2, down) end
+  functions["sort of ties along 1" .. falling] = function(t) return t:sort(1, down) end
+  functions["sort of whole numbers" .. falling] = function(t) return t:sort(nil, down) end
+end
+
+local function compare(name, entry, got)
+  assert.equal(entry[1], got:dtype(), name)
+  assert.same(entry[2], got:shape(), name)
+  golden.assert_near(numbers(entry[3], entry[1]), got:to_list(), entry[1]:match "^f" and document.tolerance or nil, name)
+end
+
+local function check(case, device)
+  local equation = case.name:match "^einsum (.*)"
+  local numbers_of_range = { case.name:match "^arange (%S+) ?(%S*) ?(%S*)" }
+  local start, stop, step = tonumber(numbers_of_range[1]), tonumber(numbers_of_range[2]), tonumber(numbers_of_range[3])
+  local f = functions[case.name] or equation and function(...) return F.einsum(equation, ...) end or start
+    and function() return peri.arange(start, stop, step, nil, device) end
+  assert.is_truthy(f, "no function for the case " .. case.name)
+  local inputs = {}
+  for i, entry in ipairs(case["in"]) do
+    inputs[i] = load(entry, device)
+    if entry[1] == "f32" then inputs[i]:requires_grad() end
+  end
+  local out = { f(unpack(inputs)) }
+  assert.equal(#case.out, #out, case.name)
+  for i, entry in ipairs(case.out) do compare(case.name, entry, out[i]) end
+  if not case.up then return end
+  out[1]:backward(load(case.up, device))
+  for i, t in ipairs(inputs) do
+    local want = case.grad[i]
+    if type(want) == "table" then compare(case.name .. ": gradient " .. i, want, t:grad()) end
+  end
+end
+
+for _, device in ipairs(devices) do
+  describe("functions of tensors on " .. device, function()
+    it("give what PyTorch gives", function()
+      for _, case in ipairs(document.cases) do peri.scope(check, case, device) end
+    end)
+
+    it("have the gradients of finite differences", function()
+      local mask = peri.tensor({ { 1, 0, 1 }, { 0, 0, 1 } }, "bool", device)
+      local ids, places = peri.tensor({ 1, 0, 1 }, "i64", device), peri.tensor({ { 1, 0, 1 }, { 0, 0, 1 } }, "i64", device)
+      local cases = {
+        { function(x, y) return F.where(mask, x, y) end, { { 2, 3 }, { 3 } } },
+        { function(x) return x:masked_fill(mask, 3) end, { { 2, 3 } } },
+        { function(x) return x:clamp(-0.4, 0.5) end, { { 2, 3 } } }, { F.maximum, { { 2, 3 }, { 2, 1 } } },
+        { F.minimum, { { 3 }, { 2, 3 } } },
+        { function(x) return x:gather(1, places) end, { { 2, 3 } } }, { function(x) return x:index_select(1, ids) end, { { 2, 3 } } },
+        { function(x) return (x:sort(1)) end, { { 4, 3 } } }, { function(x) return (x:topk(2, 2)) end, { { 2, 5 } } },
+        { function(x) return (x:min(2)) end, { { 2, 3, 4 } } }, { function(x) return x:amax { 1, 3 } end, { { 2, 3, 4 } } },
+        { function(x) return x:var { 1, 2 } end, { { 2, 3, 4 } } }, { function(x) return x:std(2) end, { { 2, 4 } } },
+        { function(x) return x:norm() end, { { 2, 3 } } }, { function(x) return x:norm(3, -1) end, { { 2, 3 } } },
+        { function(x) return x:cumsum(1) end, { { 5, 3 } } }, { function(x) return x:cumsum(-1) end, { { 2, 40 } } },
+        { function(x) return x[{ 1, { 0, 3, 2 } }] * x[0][1] end, { { 2, 3 } } }, { function(x) return x:clone():squeeze():unsqueeze(1) end,
+          { { 2, 1, 3 } } },
+        { function(a, b) return F.einsum("bij,bkj->bik", a, b) end, { { 2, 2, 3 }, { 2, 4, 3 } } },
+        { function(a, b, c) return F.einsum("bi,ij,bj->b", a, b, c) end, { { 2, 3 }, { 3, 2 }, { 2, 2 } } },
+      }
+      for _, layout in ipairs { "contiguous", "transposed" } do
+        for _, c in ipairs(cases) do gradcheck.check(c[1], c[2], { device = device, layout = layout }) end
+      end
+    end)
+
+    it("take 16-bit floats", function()
+      local x = peri.tensor({ { 1, -2, 3 }, { 0.5, 4, -1 } }, "bf16", device)
+      local values, places = x:sort(2)
+      assert.same({ { -2, 1, 3 }, { -1, 0.5, 4 } }, values:to_table())
+      assert.same({ { 1, 0, 2 }, { 2, 0, 1 } }, places:to_table())
+      assert.equal("bf16", x:cumsum(2):dtype())
+      assert.same({ { 1, -1, 2 }, { 0.5, 4.5, 3.5 } }, x:cumsum(2):to_table())
+      assert.same({ 3, 4 }, x:amax(2):to_list())
+      assert.same({ 1, 0, 1, 1, 1, 0 }, x:gt(0):to_list())
+      assert.same({ 1, -1, 3, 0.5, 4, -1 }, x:clamp(-1):to_list())
+    end)
+
+    it("take empty tensors", function()
+      local x = peri.empty({ 0, 3 }, "f32", device)
+      assert.same({ 0, 3 }, x:gt(0):shape())
+      assert.same({ 0, 2 }, (x:topk(2)):shape())
+      assert.same({ 0, 3 }, (x:sort(1)):shape())
+      assert.same({ 0, 3 }, x:cumsum(1):shape())
+      assert.same({ 0, 0, 0 }, x:gt(0):sum(1):to_list())
+      assert.same({}, peri.arange(3, 3, 1, nil, device):to_list())
+    end)
+
+    it("are set by index", function()
+      local x = peri.zeros({ 2, 3 }, "f32", device)
+      x[0] = 1
+      x[{ 1, { 1 } }] = peri.tensor({ 5, 6 }, "f32", device)
+      x[{ -1, 0 }] = 7
+      assert.same({ { 1, 1, 1 }, { 7, 5, 6 } }, x:to_table())
+      x:requires_grad()
+      assert.error_matches(function() x[0] = 2 end,
+        "is not recorded, and its gradients are wanted; use where or masked_fill, or peri.no_grad")
+      peri.no_grad(function() x[0] = 2 end)
+      assert.same({ 2, 2, 2 }, x[0]:to_list())
+    end)
+
+    it("refuse what they cannot do, and say what they take", function()
+      local x = peri.zeros({ 2, 3 }, "f32", device)
+      local function refuses(text, f, ...)
+        local ok, err = pcall(f, ...)
+        assert.is_false(ok)
+        assert.matches(text, tostring(err))
+      end
+      refuses("element 2 of the 1st dimension of f32 %[2, 3%], allowed: %-2%.%.1", function() return x[2] end)
+      refuses("element %-3 of the 1st dimension", function() return x[-3] end)
+      refuses("3 indices, allowed: 2", function() return x[{ 0, 0, 0 }] end)
+      refuses("index 0.5, wanted a whole number", function() return x[0.5] end)
+      refuses("no method 'foo'", function() return x.foo end)
+      refuses("an index of bool", function() return x[x:gt(0)] end)
+      refuses("index 3 at flat position 1, allowed: 0%.%.2", x.gather, x, 2, peri.tensor({ { 0, 3 } }, "i64", device))
+      refuses("may not be larger in the 1st dimension", x.gather, x, 2, peri.zeros({ 3, 1 }, "i64", device))
+      refuses("the first 4 of the 2nd dimension of f32 %[2, 3%], allowed: 0%.%.3", x.topk, x, 4)
+      refuses("dtypes differ: f32 %[2, 3%] and i64 %[3%]", x.eq, x, peri.zeros({ 3 }, "i64", device))
+      refuses("write it with LL", function() return peri.zeros({ 1 }, "i64", device):eq(2 ^ 53) end)
+      refuses("condition is f32", F.where, x, x, x)
+      refuses("min and max are nil", x.clamp, x)
+      refuses("the 1st dimension of f32 %[0, 3%] is empty", function() return peri.empty({ 0, 3 }, "f32", device):amax() end)
+      refuses("'j' has the sizes 3 and 2", F.einsum, "ij,jk->ik", x, x)
+      refuses("'ii' has 'i' twice", F.einsum, "ii->i", x)
+      refuses("norm: p is %-1, allowed", x.norm, x, -1)
+      refuses("step is 0, allowed", peri.arange, 0, 5, 0)
+      refuses("%-9007199254740992%.%.9007199254740992", peri.arange, 2 ^ 53 - 1, 2 ^ 53 + 9, 1, "i64")
+    end)
+
+    it("compare ids that a Lua number cannot hold", function()
+      local ids = peri.tensor({ 9007199254740993LL, 9007199254740992LL }, "i64", device)
+      assert.same({ 1, 0 }, ids:eq(9007199254740993LL):to_list())
+      assert.same({ 1, 0 }, ids:gt(9007199254740992LL):to_list())
+    end)
+
+    it("show their elements", function()
+      local function shows(text, t) assert.equal(text, tostring(t)) end
+      local on = " on " .. peri.zeros({ 1 }, "f32", device):device() .. "\n"
+      shows("tensor f32 [2, 3]" .. on .. "[[ 1.0000, -2.5000,     nan],\n [ 0.0000,     inf,  3.2500]]",
+        peri.tensor({ { 1, -2.5, 0 / 0 }, { 0, inf, 3.25 } }, "f32", device))
+      shows("tensor f32 [3]" .. on .. "[1., 2., 3.]", peri.tensor({ 1, 2, 3 }, "f32", device))
+      shows("tensor i64 [2]" .. on .. "[9007199254740993,               -1]", peri.tensor({ 9007199254740993LL, -1 }, "i64", device))
+      shows("tensor bool [2]" .. on .. "[ true, false]", peri.tensor({ true, false }, "bool", device))
+      shows("tensor f32 []" .. on .. "0.5000", peri.tensor(0.5, "f32", device))
+      shows("tensor f32 [2]" .. on .. "[1.0000e+10, 1.0000e+00]", peri.tensor({ 1e10, 1 }, "f32", device))
+      shows("tensor i64 [2000]" .. on .. "[   0,    1,    2, ..., 1997, 1998, 1999]", peri.arange(2000, nil, nil, nil, device))
+      shows("tensor i64 [2, 2, 1]" .. on .. "[[[0],\n  [1]],\n\n [[2],\n  [3]]]", peri.arange(4, nil, nil, nil, device):reshape(2, 2, 1))
+      assert.equal(9, select(2, tostring(peri.zeros({ 500, 500 }, "f32", device)):gsub("\n", "\n")) + 2)
+      shows("tensor f32 [0, 3] on " .. peri.zeros({ 1 }, "f32", device):device(), peri.empty({ 0, 3 }, "f32", device))
+    end)
+  end)
+end
+
+describe("rand and randn", function()
+  it("draw other numbers at each call, and the same ones after manual_seed", function()
+    peri.nn.manual_seed(3)
+    local a, b, c = peri.rand { 1000 }, peri.rand { 1000 }, peri.randn { 1000 }
+    assert.are_not.same(a:to_list(), b:to_list())
+    peri.nn.manual_seed(3)
+    assert.same(a:to_list(), peri.rand({ 1000 }):to_list())
+    assert.is_true(a:min():item() >= 0 and a:max():item() < 1 and math.abs(a:mean():item() - 0.5) < 0.05)
+    assert.is_true(math.abs(c:mean():item()) < 0.15 and math.abs(c:std():item() - 1) < 0.1)
+    peri.nn.manual_seed(0)
+  end)
+end)

@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_elements.c: kernels/elements.h: every set of kernels against ref on tensors of every layout and dtype, and ref against what its
+ * comments say, element by element.
+ */
+#include "jagged_cases.h"
+
+#include "kernels/order.h"
+
+#include <math.h>
+
+static const int32_t real_dtypes[] = {PERI_F64, PERI_F32, PERI_F16, PERI_BF16, PERI_I64, PERI_I32, PERI_I16, PERI_I8, PERI_U8, PERI_BOOL};
+static const int64_t widths[] = {8, 4, 2, 2, 8, 4, 2, 1, 1, 1};
+
+/** A shape of few elements, and strides over it: contiguous, reversed in memory, or with repeats. Returns the elements that are spanned. */
+static int64_t lay(const int64_t *shape, int32_t ndim, uint64_t kind, int64_t *stride)
+{
+    int64_t span = 1;
+    for (int32_t k = 0; k < ndim; k++) {
+        const int32_t d = kind == 1 ? k : ndim - 1 - k;
+        stride[d] = kind == 2 && draw(2) ? 0 : span;
+        if (stride[d]) span *= shape[d];
+    }
+    return span;
+}
+
+static int64_t any_shape(int64_t *shape, int32_t ndim)
+{
+    int64_t n = 1;
+    for (int32_t d = 0; d < ndim; d++) n *= shape[d] = draw(6) == 0 ? 1 : 1 + (int64_t)draw(d == ndim - 1 ? 40 : 5);
+    return n;
+}
+
+/** Elements of few different values, so that many are equal, some of them NaN, infinite or -0. */
+static void *elements(int64_t n, int32_t dtype)
+{
+    int32_t d = 0;
+    while (real_dtypes[d] != dtype) d++;
+    char *p = room(n * widths[d]);
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t x = (int64_t)draw(9) - 4;
+        const double special[] = {NAN, INFINITY, -INFINITY, -0.0}, y = draw(6) == 0 ? special[draw(4)] : (double)x / 2;
+        switch (dtype) {
+        case PERI_F64: ((double *)p)[i] = y; break;
+        case PERI_F32: ((float *)p)[i] = (float)y; break;
+        case PERI_F16: ((uint16_t *)p)[i] = k_f32_to_f16((float)y); break;
+        case PERI_BF16: ((uint16_t *)p)[i] = k_f32_to_bf16((float)y); break;
+        case PERI_I64: ((int64_t *)p)[i] = draw(5) ? x : x + INT64_MAX - 4; break;
+        case PERI_I32: ((int32_t *)p)[i] = (int32_t)x; break;
+        case PERI_I16: ((int16_t *)p)[i] = (int16_t)x; break;
+        case PERI_I8: ((int8_t *)p)[i] = (int8_t)x; break;
+        case PERI_U8: ((uint8_t *)p)[i] = (uint8_t)(x + 4); break;
+        default: ((uint8_t *)p)[i] = x > 0; break;
+        }
+    }
+    return p;
+}
+
+static void comparisons(void **unused)
+{
+    (void)unused;
+    for (int variant = 0; variant < 240; variant++) {
+        const int32_t ndim = (int32_t)draw(4), which = variant % 10;
+        peri_k_compare_args a = {.dtype = real_dtypes[which], .op = variant % PERI_COMPARE_COUNT, .ndim = ndim, .value = 0.5, .whole = 1};
+        const int64_t n = any_shape(a.shape, ndim);
+        a.a = elements(lay(a.shape, ndim, draw(3), a.a_stride), a.dtype);
+        if (variant % 4) a.b = elements(lay(a.shape, ndim, draw(3), a.b_stride), a.dtype);
+        a.dst = room(n);
+        compare("compare", PERI_K_compare, &a, n, (output[]){OUTPUT(a.dst, n)}, 1);
+        drop_all(NULL);
+    }
+}
+
+static void choices(void **unused)
+{
+    (void)unused;
+    for (int variant = 0; variant < 120; variant++) {
+        const int32_t ndim = (int32_t)draw(4), width = 1 << variant % 5;
+        peri_k_where_args a = {.width = width, .ndim = ndim};
+        const int64_t n = any_shape(a.shape, ndim);
+        a.condition = elements(lay(a.shape, ndim, draw(3), a.condition_stride), PERI_BOOL);
+        if (variant % 7) a.a = random_bytes(width * lay(a.shape, ndim, draw(3), a.a_stride));
+        if (variant % 11) a.b = random_bytes(width * lay(a.shape, ndim, draw(3), a.b_stride));
+        a.dst = room(n * width);
+        compare("where", PERI_K_where, &a, n, (output[]){OUTPUT(a.dst, n * width)}, 1);
+        drop_all(NULL);
+    }
+}
+
+static void picks(void **unused)
+{
+    (void)unused;
+    for (int variant = 0; variant < 120; variant++) {
+        const int32_t ndim = 1 + (int32_t)draw(3), width = 1 << variant % 5, dim = (int32_t)draw((uint64_t)ndim);
+        peri_k_take_args a = {.width = width, .ndim = ndim, .dim = dim};
+        int64_t n = any_shape(a.shape, ndim), from[PERI_MAX_DIMS];
+        memcpy(from, a.shape, sizeof from);
+        from[dim] = 1 + (int64_t)draw(9);
+        a.src = random_bytes(width * lay(from, ndim, draw(2), a.src_stride));
+        a.index = numbers(lay(a.shape, ndim, draw(3), a.index_stride), (uint64_t)from[dim], 0);
+        a.dst = room(n * width);
+        compare("take", PERI_K_take, &a, n, (output[]){OUTPUT(a.dst, n * width)}, 1);
+        peri_k_take_add_args add = {.dtype = variant % 2 ? PERI_F64 : PERI_F32, .ndim = ndim, .dim = dim, .index = a.index};
+        memcpy(add.shape, a.shape, sizeof add.shape);
+        memcpy(add.index_stride, a.index_stride, sizeof add.index_stride);
+        const int64_t size = variant % 2 ? 8 : 4, span = lay(from, ndim, draw(2), add.dst_stride);
+        int64_t many = lay(a.shape, ndim, draw(3), add.src_stride);
+        float *few = random_floats(2 * many);
+        for (int64_t i = 0; i < many && size == 8; i++) ((double *)few)[i] = (double)i / 7;
+        add.src = few;
+        add.dst = room(span * size);
+        memset(add.dst, 0, (size_t)(span * size));
+        compare("take_add", PERI_K_take_add, &add, n / a.shape[dim], (output[]){OUTPUT(add.dst, span * size)}, 1);
+        drop_all(NULL);
+    }
+}
+
+static void running_sums(void **unused)
+{
+    (void)unused;
+    static const int64_t lengths[] = {1, 2, 31, 32, 33, 70}, inners[] = {1, 3, 9};
+    for (int variant = 0; variant < 108; variant++) {
+        const int64_t n = lengths[variant % 6], inner = inners[variant / 6 % 3], outer = 1 + (int64_t)draw(4), all = outer * n * inner;
+        const int32_t dtype = variant / 18 % 3 == 0 ? PERI_F32 : variant / 18 % 3 == 1 ? PERI_F64 : PERI_I64;
+        const int64_t size = dtype == PERI_F32 ? 4 : 8;
+        peri_k_running_sum_args a = {.dtype = dtype, .backwards = variant >= 54, .n = n, .inner = inner};
+        void *x = numbers(all, 1000, -500);
+        for (int64_t i = 0; i < all && dtype != PERI_I64; i++) { /* whole numbers: sums are exact in any order */
+            const int64_t v = ((int64_t *)x)[i];
+            if (dtype == PERI_F64) ((double *)x)[i] = (double)v;
+            else ((float *)x)[i] = (float)i;
+        }
+        a.x = x;
+        a.y = room(all * size);
+        compare("running sum", PERI_K_running_sum, &a, outer * inner, (output[]){OUTPUT(a.y, all * size)}, 1);
+        drop_all(NULL);
+    }
+}
+
+static void rows_of_numbers(void **unused)
+{
+    (void)unused;
+    static const int32_t some[] = {PERI_F32, PERI_F64, PERI_I64, PERI_I32};
+    for (int i = 0; i < 4; i++) {
+        const int64_t n = 100, size = some[i] == PERI_F32 || some[i] == PERI_I32 ? 4 : 8;
+        peri_k_iota_args a = {.dtype = some[i], .start = 0.3, .step = -0.1, .whole_start = 7, .whole_step = -3};
+        a.dst = room(n * size);
+        compare("iota", PERI_K_iota, &a, n, (output[]){OUTPUT(a.dst, n * size)}, 1);
+        drop_all(NULL);
+    }
+}
+
+/** What `sort` promises, checked of the step that the device cpu makes it of: keys that do not fall, places in order where they are equal,
+ *  each once, and the smallest k of them. */
+static void sorts(void **unused)
+{
+    (void)unused;
+    for (int variant = 0; variant < 200; variant++) {
+        const int32_t which = variant % 10;
+        const int64_t lines = 1 + (int64_t)draw(3), n = 1 + (int64_t)draw(variant % 3 ? 20 : 300);
+        const int64_t k = draw(3) ? (int64_t)draw((uint64_t)n + 1) : n;
+        peri_k_sort_line_args a = {.sort = {.dtype = real_dtypes[which], .descending = variant & 1, .lines = lines, .n = n, .k = k}};
+        a.sort.x = elements(lines * n, a.sort.dtype);
+        a.sort.values = room(lines * k * widths[which]);
+        a.sort.indices = room(8 * lines * k);
+        a.room = room((int64_t)sizeof(peri_k_sort_entry) * 2 * lines * n);
+        peri_kernels_ref.fn[PERI_K_sort_line](&a, 0, lines);
+        for (int64_t l = 0; l < lines; l++) {
+            const int64_t *at = a.sort.indices + l * k;
+            for (int64_t r = 0; r < k; r++) {
+                const uint64_t key = k_sort_key(a.sort.x, l * n + at[r], a.sort.dtype, a.sort.descending);
+                assert_memory_equal((char *)a.sort.values + (l * k + r) * widths[which],
+                                    (const char *)a.sort.x + (l * n + at[r]) * widths[which], widths[which]);
+                int64_t before = 0; /* elements that come before this one */
+                for (int64_t i = 0; i < n; i++) {
+                    const uint64_t other = k_sort_key(a.sort.x, l * n + i, a.sort.dtype, a.sort.descending);
+                    before += other < key || (other == key && i < at[r]);
+                }
+                assert_int_equal(before, r);
+            }
+        }
+        drop_all(NULL);
+    }
+}
+
+/** The order of keys is that of numbers, NaN last, -0 beside 0. */
+static void keys(void **unused)
+{
+    (void)unused;
+    const double rising[] = {-INFINITY, -3e38, -1, -1e-42, 0, 1e-42, 0.5, 1, 3e38, INFINITY, NAN};
+    for (int i = 0; i < 10; i++) {
+        float low = (float)rising[i], high = (float)rising[i + 1];
+        assert_true(k_sort_key(&rising[i], 0, PERI_F64, false) < k_sort_key(&rising[i + 1], 0, PERI_F64, false));
+        assert_true(k_sort_key(&rising[i], 0, PERI_F64, true) > k_sort_key(&rising[i + 1], 0, PERI_F64, true));
+        assert_true(k_sort_key(&low, 0, PERI_F32, false) < k_sort_key(&high, 0, PERI_F32, false));
+    }
+    const double zeros[] = {0.0, -0.0};
+    assert_true(k_sort_key(zeros, 0, PERI_F64, false) == k_sort_key(zeros, 1, PERI_F64, false));
+    const int64_t wide[] = {INT64_MIN, -1, 0, 1, INT64_MAX};
+    for (int i = 0; i < 4; i++) assert_true(k_sort_key(wide, i, PERI_I64, false) < k_sort_key(wide, i + 1, PERI_I64, false));
+}
+
+int main(void)
+{
+    seed(NULL);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(comparisons, drop_all), cmocka_unit_test_teardown(choices, drop_all),
+        cmocka_unit_test_teardown(picks, drop_all),       cmocka_unit_test_teardown(running_sums, drop_all),
+        cmocka_unit_test_teardown(rows_of_numbers, drop_all), cmocka_unit_test_teardown(sorts, drop_all),
+        cmocka_unit_test_teardown(keys, drop_all),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
