@@ -29,8 +29,8 @@ describe("spec/golden/README.md", function()
     end
     table.sort(kinds)
     assert.same(names_in "ops", kinds)
-    assert.matches(("%d files of eleven kinds"):format(total), section "## ops")
-    assert.equal(11, #kinds)
+    assert.matches(("%d files of twelve kinds"):format(total), section "## ops")
+    assert.equal(12, #kinds)
   end)
 
   it("names patterns and cases of sharded that exist, and covers all", function()

@@ -69,6 +69,32 @@ function M.construct(object, class, ...)
   making[object] = nil
 end
 
+--- A value in what an object shows of itself; nil: it is left out.
+local function shown(value)
+  local t = type(value)
+  if t == "string" then return ("'%s'"):format(#value > 40 and value:sub(1, 40) .. "..." or value) end
+  if t == "number" or t == "boolean" then return tostring(value) end
+  if t == "table" and getmetatable(value) == nil and #value > 0 and #value <= 8 then
+    local parts = {}
+    for i, x in ipairs(value) do
+      if type(x) == "table" or type(x) == "cdata" then return end
+      parts[i] = shown(x) or "?"
+    end
+    return "{ " .. table.concat(parts, ", ") .. " }"
+  end
+end
+
+--- What tostring shows of an object whose class has nothing better: its class and its plain fields: "StepLR { gamma = 0.5, ... }".
+local function show(object)
+  local parts = {}
+  for _, key in ipairs(M.keys(object) or {}) do
+    local text = type(key) == "string" and key:sub(1, 1) ~= "_" and shown(rawget(object, key))
+    if text then parts[#parts + 1] = key .. " = " .. text end
+  end
+  local name = getmetatable(object).class_name
+  return #parts == 0 and name or ("%s { %s }"):format(name, table.concat(parts, ", "))
+end
+
 --- A class: call it to make an instance, which runs `init`. `base` (optional) is inherited from. Instances know `class` and `is`.
 function M.class(name, base)
   if type(name) ~= "string" then fail(("the name of a class is %s, wanted a string"):format(kind(name))) end
@@ -79,7 +105,7 @@ function M.class(name, base)
   class.__index = class
   class.class_name = name
   class.super = base
-  class.__tostring = base and base.__tostring or function(self) return name end
+  class.__tostring = base and base.__tostring or show
   -- What objects of the class are: itself and its bases. Asked in every step, so there is no walk (a loop cuts LuaJIT's traces).
   local ancestry = { [class] = true }
   for c in pairs(base and rawget(base, "ancestry") or {}) do ancestry[c] = true end -- any order: a set

@@ -56,6 +56,18 @@ function KeyedOptimizer:init(args)
   end
 end
 
+--- Its class, and for each group the parameters and the numbers.
+function KeyedOptimizer:__tostring()
+  local lines = {}
+  for i, group in ipairs(self.param_groups or {}) do
+    local own, parts = rawget(group, "_group"), {}
+    parts[1] = ("  group %d: %d parameters"):format(i, #own.params)
+    for _, name in ipairs(own.numbers) do parts[#parts + 1] = ("%s = %g"):format(name, own.get(name)) end
+    lines[i] = table.concat(parts, ", ")
+  end
+  return #lines == 0 and self.class_name or ("%s (\n%s\n)"):format(self.class_name, table.concat(lines, "\n"))
+end
+
 function KeyedOptimizer:step() P.fail(("%s: no step method"):format(self.class_name)) end
 function KeyedOptimizer:zero_grad()
   for _, p in ipairs(self.params) do p:set_grad(nil) end

@@ -1,6 +1,7 @@
 -- layers.lua: containers and the layers of a dense network. Names and arguments are PyTorch's and TorchRec's.
 local errors = require "perilune.errors"
 local P = require "perilune.ffi"
+local Tensor = require "perilune.tensor"
 local util = require "perilune.util"
 local F = require "perilune.nn.functional"
 local Module = require "perilune.nn.module"
@@ -76,6 +77,27 @@ function M.LeakyReLU:forward(x) return F.leaky_relu(x, self.negative_slope) end
 M.Softmax = Module:extend "Softmax"
 function M.Softmax:init(args) self.dim = util.named("Softmax", args, { dim = util.required }).dim end
 function M.Softmax:forward(x) return F.softmax(x, self.dim) end
+
+--- x where it is above 0, else weight * x: one trained number (num_parameters 1), or one for each element of dimension 2.
+local PReLU = Module:extend "PReLU"
+M.PReLU = PReLU
+function PReLU:init(args)
+  local a = util.named("PReLU", args or {}, { num_parameters = 1, init = 0.25, dtype = "f32", device = util.optional })
+  self.num_parameters = util.integer("PReLU", "num_parameters", a.num_parameters, 1)
+  self.weight = parameter.full({ a.num_parameters }, a.init, a.dtype, a.device)
+end
+function PReLU:forward(x)
+  local weight, shape = self.weight, {}
+  if self.num_parameters > 1 then
+    if x:dim() < 2 or x:size(2) ~= self.num_parameters then
+      P.fail(("PReLU: %s, wanted a dimension 2 of size %d"):format(Tensor._text(x), self.num_parameters))
+    end
+    for d = 2, x:dim() do shape[d - 1] = d == 2 and self.num_parameters or 1 end
+    weight = weight:reshape(shape)
+  end
+  return F.where(F.gt(x, 0), x, F.mul(weight, x))
+end
+function PReLU:extra_text() return "num_parameters=" .. self.num_parameters end
 
 -- -- linear ------------------------------------------------------------------------------------------------------------------------
 

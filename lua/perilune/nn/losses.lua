@@ -15,46 +15,89 @@ local M = {}
 
 local reductions = { "mean", "sum", "none", "global_mean" }
 
---- A class of losses. `options`: its arguments beside reduction and group, all optional tensors, which become buffers; compute(self, input,
---- target, reduction): what the functions of nn.functional know.
-local function define(name, options, compute)
+local function targets(_, target) return target:numel() end
+
+local function forward(self, input, target, third)
+  if self.reduction ~= "global_mean" then return self:_compute(self.reduction, input, target, third) end
+  local group = self.group
+  if group == "default" then group = nil end
+  return ranks.mean_of(self:_compute("sum", input, target, third), self._count(input, target, third), group)
+end
+
+--- The ranks that train together, unless the constructor was told others.
+local function set_group(self, group)
+  if self.group == "default" then self.group = group end
+end
+
+--- A class of losses. `options`: its arguments beside reduction and group, all optional tensors, which become buffers; `numbers`: those
+--- that are no tensors, with their defaults, which become fields. compute(self, reduction, ...): what the functions of nn.functional know,
+--- of what the loss is called with; `count(...)`: how many losses that has (default: elements of the second).
+local function define(name, options, compute, numbers, count)
   local class = Module:extend(name)
   local spec = { reduction = "mean", group = util.optional }
   for _, option in ipairs(options) do spec[option] = util.optional end
+  for option, default in util.ordered(numbers or {}) do spec[option] = default end
   function class:init(args)
     local a = util.named(name, args, spec)
     self.reduction = util.one_of(name, "reduction", a.reduction, reductions)
     self.group = a.group == nil and "default" or a.group
+    for option in util.ordered(numbers or {}) do self[option] = a[option] end
     for _, option in ipairs(options) do
       if a[option] then self:register_buffer(option, a[option]) end
     end
   end
-  function class:forward(input, target)
-    if self.reduction ~= "global_mean" then return compute(self, input, target, self.reduction) end
-    local group = self.group
-    if group == "default" then group = nil end
-    return ranks.mean_of(compute(self, input, target, "sum"), target:numel(), group)
-  end
-  --- The ranks that train together, unless the constructor was told others.
-  function class:set_group(group)
-    if self.group == "default" then self.group = group end
-  end
+  class._compute, class._count, class.forward, class.set_group = compute, count or targets, forward, set_group
   M[name] = class
 end
 
 --- Of logits and targets; weight scales elements, pos_weight their positive part; both broadcast.
-define("BCEWithLogitsLoss", { "weight", "pos_weight" }, function(self, input, target, reduction)
+define("BCEWithLogitsLoss", { "weight", "pos_weight" }, function(self, reduction, input, target)
   return F.binary_cross_entropy_with_logits(input, target, rawget(self, "weight"), rawget(self, "pos_weight"), reduction)
 end)
 
 --- Of probabilities and targets.
-define("BCELoss", { "weight" }, function(self, input, target, reduction)
+define("BCELoss", { "weight" }, function(self, reduction, input, target)
   return F.binary_cross_entropy(input, target, rawget(self, "weight"), reduction)
 end)
 
-define("MSELoss", {}, function(_, input, target, reduction) return F.mse_loss(input, target, reduction) end)
+define("MSELoss", {}, function(_, reduction, input, target) return F.mse_loss(input, target, reduction) end)
 
 --- Of logits [B, C] and class numbers (i64 [B], from 0).
-define("CrossEntropyLoss", {}, function(_, input, target, reduction) return F.cross_entropy(input, target, reduction) end)
+define("CrossEntropyLoss", {}, function(_, reduction, input, target) return F.cross_entropy(input, target, reduction) end)
+
+local function third(_, _, target) return target:numel() end
+local function larger(positive, negative) return math.max(positive:numel(), negative:numel()) end
+
+--- Called with the scores of items that were taken and of others (functional.bpr_loss).
+define("BPRLoss", {}, function(_, reduction, positive, negative) return F.bpr_loss(positive, negative, reduction) end, nil, larger)
+
+--- Of logits and targets 0 or 1.
+define("FocalLoss", {}, function(self, reduction, input, target)
+  return F.sigmoid_focal_loss(input, target, self.alpha, self.gamma, reduction)
+end, { alpha = 0.25, gamma = 2 })
+
+--- Called with two scores and a target: 1 where the first should be larger, -1 where the second should.
+define("MarginRankingLoss", {}, function(self, reduction, a, b, target)
+  return F.margin_ranking_loss(a, b, target, self.margin, reduction)
+end, { margin = 0 }, third)
+
+define("HingeEmbeddingLoss", {}, function(self, reduction, input, target)
+  return F.hinge_embedding_loss(input, target, self.margin, reduction)
+end, { margin = 1 })
+
+--- Called with two lists of rows and a target for each: 1 (alike) or -1.
+define("CosineEmbeddingLoss", {}, function(self, reduction, a, b, target)
+  return F.cosine_embedding_loss(a, b, target, self.margin, reduction)
+end, { margin = 0 }, third)
+
+--- Of logarithms of probabilities and probabilities (log_target: their logarithms, too).
+define("KLDivLoss", {}, function(self, reduction, input, target) return F.kl_div(input, target, self.log_target, reduction) end,
+  { log_target = false })
+
+--- Called with queries, items and (optional) { log_q =, ids = }: functional.in_batch_softmax_loss. Negatives are those of this rank.
+define("InBatchSoftmaxLoss", {}, function(self, reduction, queries, items, more)
+  local o = { temperature = self.temperature, reduction = reduction, log_q = more and more.log_q, ids = more and more.ids }
+  return F.in_batch_softmax_loss(queries, items, o)
+end, { temperature = 1 }, function(queries) return queries:size(1) end)
 
 return M

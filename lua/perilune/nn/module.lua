@@ -112,7 +112,8 @@ end
 
 --- What runs when a module is called. Not a tail call: errors.lua finds the paths of modules by these frames. Each class has its own
 --- copy of the code: to LuaJIT a module within a module would otherwise be a recursion, which compiles badly. While a module runs that is
---- called with a batch that says which samples it has (global_row), P.state.batch is that batch: Dropout asks.
+--- called with a batch that says which samples it has (global_row), P.state.batch is that batch: Dropout asks. P.state.anomaly:
+--- see anomaly.lua.
 local function new_call()
   local text = [[
     local state, rawget, type = ...
@@ -121,11 +122,12 @@ local function new_call()
       if type(batch) == "table" and rawget(batch, "global_row") then state.batch = batch end
       return outer
     end
-    local function leave(outer, ...)
+    local function leave(self, outer, ...)
       state.batch = outer
+      if state.anomaly then return state.anomaly:results(self, ...) end
       return ...
     end
-    return function(self, ...) return leave(enter((...)), self:forward(...)) end]]
+    return function(self, ...) return leave(self, enter((...)), self:forward(...)) end]]
   local call = loadstring(text, "=perilune/nn/call.lua")(P.state, rawget, type)
   errors.module_calls[call] = true
   return call

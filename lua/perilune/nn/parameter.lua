@@ -11,7 +11,8 @@ local state = P.state
 
 local M = {}
 
--- Streams of the generator: parameters use 0, 1, ...; dropout layers DROPOUT * 2^32 + step, one block of 2^32 for each layer.
+-- Streams of the generator: parameters use 0, 1, ...; peri.rand and randn those from 2^51 on (tensor/elements.lua); dropout layers
+-- DROPOUT * 2^32 + step, one block of 2^32 for each layer.
 local DROPOUT = 2 ^ 20
 
 --- Seed of all parameters and dropout masks that are made from now on by this rank; counting starts anew.
@@ -19,11 +20,12 @@ function M.manual_seed(seed)
   if type(seed) ~= "number" or seed ~= math.floor(seed) or seed < 0 or seed >= 2 ^ 53 then
     P.fail(("manual_seed: seed is %s, allowed: whole numbers 0..2^53 - 1"):format(require("perilune.errors").kind(seed)))
   end
-  state.seed, state.parameters_drawn, state.dropouts_made = seed, 0, 0
+  state.seed, state.parameters_drawn, state.dropouts_made, state.numbers_drawn = seed, 0, 0, 0
   state.batch = false -- left there by a module that raised an error
 end
 
-local function next_stream()
+--- The stream of the next parameter that this rank draws.
+function M._next_stream()
   local n = state.parameters_drawn
   state.parameters_drawn = n + 1
   return n
@@ -109,10 +111,10 @@ function M.Parameter(tensor)
 end
 
 function M.uniform(shape, low, high, dtype, device)
-  return P.lasting(Tensor.uniform, shape, low, high, state.seed, next_stream(), dtype, device):requires_grad()
+  return P.lasting(Tensor.uniform, shape, low, high, state.seed, M._next_stream(), dtype, device):requires_grad()
 end
 function M.normal(shape, mean, deviation, dtype, device)
-  return P.lasting(Tensor.normal, shape, mean, deviation, state.seed, next_stream(), dtype, device):requires_grad()
+  return P.lasting(Tensor.normal, shape, mean, deviation, state.seed, M._next_stream(), dtype, device):requires_grad()
 end
 function M.full(shape, value, dtype, device) return P.lasting(Tensor.full, shape, value, dtype, device):requires_grad() end
 function M.zeros(shape, dtype, device) return M.full(shape, 0, dtype, device) end

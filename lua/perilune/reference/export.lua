@@ -33,7 +33,7 @@ peri.nn.Module = {}
 ---local report = peri.export.save(Model(), path, { batches = { held_out }, probabilities = true })
 ---print(peri.export.text(report)) --> 0 of 20 numbers for 20 samples differ, by up to 0
 ---local file = peri.export.open(path, { verify = true })
----print(file:predict(held_out).logits) --> tensor f32 [20, 1] on cpu
+---print(table.concat(file:predict(held_out).logits:shape(), " ")) --> 20 1
 ---os.remove(path)
 ---```
 ---@param model peri.nn.Module The model, sharded or not.

@@ -1,0 +1,154 @@
+-- attention.lua: layers for sequences of equal length: MultiheadAttention and GRU. Arguments, parameters and results are PyTorch's.
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local Tensor = require "perilune.tensor"
+local F = require "perilune.nn.functional"
+local Module = require "perilune.nn.module"
+local parameter = require "perilune.nn.parameter"
+local layers = require "perilune.nn.layers"
+local initial = require "perilune.nn.initial"
+local signature = require "perilune.signature"
+
+local M = {}
+
+-- -- attention -----------------------------------------------------------------------------------------------------------------------
+
+--- Each query's mean of values, weighted by the softmax of its products with the keys, for num_heads parts of the vectors.
+local MultiheadAttention = Module:extend "MultiheadAttention"
+M.MultiheadAttention = MultiheadAttention
+function MultiheadAttention:init(args)
+  local a = util.named("MultiheadAttention", args, { embed_dim = util.required.number, num_heads = util.required.number, dropout = 0,
+    bias = true, batch_first = false, dtype = "f32", device = util.optional })
+  local name, e = "MultiheadAttention", a.embed_dim
+  util.integer(name, "embed_dim", e, 1)
+  util.integer(name, "num_heads", a.num_heads, 1)
+  if e % a.num_heads ~= 0 then P.fail(("%s: embed_dim %d in %d heads, wanted a multiple"):format(name, e, a.num_heads)) end
+  self.embed_dim, self.num_heads, self.batch_first = e, a.num_heads, a.batch_first
+  self.in_proj_weight = parameter.zeros({ 3 * e, e }, a.dtype, a.device)
+  initial.xavier_uniform_(self.in_proj_weight)
+  self.in_proj_bias = a.bias and parameter.zeros({ 3 * e }, a.dtype, a.device)
+  self.out_proj = layers.Linear { in_features = e, out_features = e, bias = a.bias, dtype = a.dtype, device = a.device }
+  if a.bias then initial.zeros_(self.out_proj.bias) end
+  self.drop = layers.Dropout { p = a.dropout }
+end
+
+--- [B, L, E] -> [B, heads, L, E / heads], projected by part k of the weights.
+local function heads_of(self, x, k)
+  local e, b, l = self.embed_dim, x:size(1), x:size(2)
+  local weight, bias = self.in_proj_weight:slice(1, k * e, (k + 1) * e), self.in_proj_bias
+  local y = F.linear(x, weight, bias and bias:slice(1, k * e, (k + 1) * e) or nil)
+  return y:reshape(b, l, self.num_heads, e / self.num_heads):transpose(2, 3)
+end
+
+--- Scores [B, heads, L, S] with a mask: bool (true: left out), or numbers that are added.
+local function masked(scores, mask) return mask:dtype() == "bool" and scores:masked_fill(mask, -math.huge) or scores + mask end
+
+local function check_inputs(self, query, key, value)
+  for name, x in util.ordered { query = query, key = key, value = value } do
+    if x:dim() ~= 3 or x:size(3) ~= self.embed_dim then
+      P.fail(("MultiheadAttention: %s is %s, wanted three dimensions, the last one %d"):format(name, Tensor._text(x), self.embed_dim))
+    end
+  end
+end
+
+--- query [L, B, E], key and value [S, B, E]; with batch_first [B, L, E] and [B, S, E]. options: key_padding_mask [B, S] and attn_mask
+--- [L, S] or [B * heads, L, S]: bool (true is left out) or numbers that are added to the scores; average_attn_weights (true). Returns the
+--- result, of query's shape, and the weights [B, L, S], or [B, heads, L, S] where they are not averaged.
+function MultiheadAttention:forward(query, key, value, options)
+  local o = util.named("MultiheadAttention:forward", options or {}, { key_padding_mask = util.optional, attn_mask = util.optional,
+    average_attn_weights = true })
+  check_inputs(self, query, key, value)
+  if not self.batch_first then query, key, value = query:transpose(1, 2), key:transpose(1, 2), value:transpose(1, 2) end
+  local b, l, s, h = query:size(1), query:size(2), key:size(2), self.num_heads
+  local q, k, v = heads_of(self, query, 0), heads_of(self, key, 1), heads_of(self, value, 2)
+  local scores = F.matmul(q * (1 / math.sqrt(self.embed_dim / h)), k:transpose(3, 4))
+  if o.attn_mask then
+    scores = masked(scores, o.attn_mask:dim() == 3 and o.attn_mask:reshape(b, h, l, s) or o.attn_mask)
+  end
+  if o.key_padding_mask then scores = masked(scores, o.key_padding_mask:reshape(b, 1, 1, s)) end
+  local weights = self.drop(scores:softmax(-1))
+  local y = self.out_proj(F.matmul(weights, v):transpose(2, 3):reshape(b, l, self.embed_dim))
+  if not self.batch_first then y = y:transpose(1, 2) end
+  return y, o.average_attn_weights and weights:mean(2) or weights
+end
+function MultiheadAttention:extra_text() return ("embed_dim=%d, num_heads=%d"):format(self.embed_dim, self.num_heads) end
+
+-- -- GRU -----------------------------------------------------------------------------------------------------------------------------
+
+--- Gated recurrent units: num_layers over one another, with bidirectional each in both directions.
+local GRU = Module:extend "GRU"
+M.GRU = GRU
+function GRU:init(args)
+  local a = util.named("GRU", args, { input_size = util.required.number, hidden_size = util.required.number, num_layers = 1, bias = true,
+    batch_first = false, dropout = 0, bidirectional = false, dtype = "f32", device = util.optional })
+  self.input_size = util.integer("GRU", "input_size", a.input_size, 1)
+  self.hidden_size = util.integer("GRU", "hidden_size", a.hidden_size, 1)
+  self.num_layers = util.integer("GRU", "num_layers", a.num_layers, 1)
+  self.bias, self.batch_first, self.directions = a.bias, a.batch_first, a.bidirectional and 2 or 1
+  self.drop = layers.Dropout { p = a.dropout }
+  local bound, h = 1 / math.sqrt(a.hidden_size), a.hidden_size
+  for layer = 0, a.num_layers - 1 do
+    local size = layer == 0 and a.input_size or h * self.directions
+    for direction = 1, self.directions do
+      local suffix = ("_l%d%s"):format(layer, direction == 2 and "_reverse" or "")
+      local function add(name, shape)
+        self:register_parameter(name .. suffix, parameter.uniform(shape, -bound, bound, a.dtype, a.device))
+      end
+      add("weight_ih", { 3 * h, size })
+      add("weight_hh", { 3 * h, h })
+      if a.bias then
+        add("bias_ih", { 3 * h })
+        add("bias_hh", { 3 * h })
+      end
+    end
+  end
+end
+
+--- All steps of one direction of a layer: x [L, B, size] -> [L, B, hidden] and the last state [B, hidden]. The products with the inputs are
+--- made for all steps at once.
+local function run(self, x, h, suffix, backwards)
+  local n, size = x:size(1), self.hidden_size
+  local weight, bias = self["weight_hh" .. suffix], self.bias and self["bias_hh" .. suffix] or nil
+  local inputs = F.linear(x, self["weight_ih" .. suffix], self.bias and self["bias_ih" .. suffix] or nil)
+  local steps, parts = {}, { size, size, size }
+  for i = 1, n do
+    local at = backwards and n - i or i - 1
+    local from, own = F.split(inputs:select(1, at), parts, 2), F.split(F.linear(h, weight, bias), parts, 2)
+    local reset, update = F.sigmoid(from[1] + own[1]), F.sigmoid(from[2] + own[2])
+    local new = F.tanh(from[3] + reset * own[3])
+    h = new + update * (h - new)
+    steps[at + 1] = h
+  end
+  return F.stack(steps, 1), h
+end
+
+--- x [L, B, input_size] (batch_first: [B, L, input_size]); h0 [layers * directions, B, hidden_size], or nil: zeros. Returns the last
+--- layer's states at all steps, [L, B, directions * hidden_size], and those of all layers at the last step, of h0's shape.
+function GRU:forward(x, h0)
+  if x:dim() ~= 3 or x:size(3) ~= self.input_size then
+    P.fail(("GRU: x is %s, wanted three dimensions, the last one %d"):format(Tensor._text(x), self.input_size))
+  end
+  if self.batch_first then x = x:transpose(1, 2) end
+  if x:size(1) == 0 then P.fail "GRU: a sequence without steps, wanted at least one" end
+  local last, d = {}, self.directions
+  h0 = h0 or Tensor.zeros({ self.num_layers * d, x:size(2), self.hidden_size }, x:dtype(), x:device())
+  for layer = 0, self.num_layers - 1 do
+    local outs = {}
+    for direction = 1, d do
+      local k = layer * d + direction
+      local suffix = ("_l%d%s"):format(layer, direction == 2 and "_reverse" or "")
+      outs[direction], last[k] = run(self, x, h0:select(1, k - 1), suffix, direction == 2)
+    end
+    x = d == 2 and F.cat(outs, 3) or outs[1]
+    if layer < self.num_layers - 1 then x = self.drop(x) end
+  end
+  return self.batch_first and x:transpose(1, 2) or x, F.stack(last, 1)
+end
+function GRU:extra_text() return ("%d, %d, num_layers=%d"):format(self.input_size, self.hidden_size, self.num_layers) end
+
+signature.check("MultiheadAttention:", MultiheadAttention, {
+  forward = "self: table, query: tensor, key: tensor, value: tensor, options: table?",
+})
+signature.check("GRU:", GRU, { forward = "self: table, x: tensor, h0: tensor?" })
+
+return M

@@ -1,0 +1,285 @@
+-- layers.lua: Layers for sequences, losses of recommenders, first values, the search for NaN.
+--
+-- Names, arguments and parameters are PyTorch's where PyTorch has them. In shapes, B is the number of samples, L and S lengths of
+-- sequences, E and D sizes of vectors.
+---@meta
+
+---@class peri.nn
+local nn = {}
+
+---@class peri.nn.anomaly
+local anomaly = {}
+
+---Each query's mean of values, weighted by the softmax of its products with the keys, for parts (heads) of the vectors. Parameters:
+---`in_proj_weight` [3 E, E], `in_proj_bias` [3 E], `out_proj`.
+---
+---Errors: an embed_dim that the heads do not divide.
+---
+---```lua
+---local attention = peri.nn.MultiheadAttention { embed_dim = 8, num_heads = 2, batch_first = true }
+---local x = peri.randn { 3, 5, 8 }
+---local y, weights = attention:forward(x, x, x, { attn_mask = peri.zeros { 5, 5 } })
+---print(y:size(2), weights:size(3), attention:extra_text()) --> 5 5 embed_dim=8, num_heads=2
+---```
+---@class peri.nn.MultiheadAttention
+---@overload fun(args: peri.nn.MultiheadAttention.args): peri.nn.MultiheadAttention
+nn.MultiheadAttention = {}
+
+---@class peri.nn.MultiheadAttention.args
+---@field embed_dim integer E, the size of the vectors.
+---@field num_heads integer Parts that they are cut into.
+---@field dropout? number Share of weights that is dropped in training (default: 0).
+---@field bias? boolean Whether the products have biases (default: true).
+---@field batch_first? boolean [B, L, E] instead of [L, B, E] (default: false).
+---@field dtype? string dtype of the parameters (default: f32).
+---@field device? string Where they are (default: that of the rank).
+
+---Compute the attention. Calling the module calls it. Masks are bool (true is left out) or numbers that are added: `key_padding_mask` of
+---shape [B, S], `attn_mask` of [L, S] or [B * heads, L, S].
+---
+---Errors: shapes that do not fit.
+---
+---```lua
+---local attention = peri.nn.MultiheadAttention { embed_dim = 4, num_heads = 4 }
+---print(attention:forward(peri.zeros { 2, 1, 4 }, peri.zeros { 3, 1, 4 }, peri.zeros { 3, 1, 4 }):size(1)) --> 2
+---```
+---@param self peri.nn.MultiheadAttention The module.
+---@param query peri.Tensor `[L, B, E]`, or `[B, L, E]` with batch_first.
+---@param key peri.Tensor `[S, B, E]`, or `[B, S, E]`.
+---@param value peri.Tensor `[S, B, E]`, or `[B, S, E]`.
+---@param options? table `key_padding_mask`, `attn_mask`, `average_attn_weights`, as above (default: none, none, true).
+---@return peri.Tensor # The result: the shape of the query.
+---@return peri.Tensor # The weights: `[B, L, S]`, or `[B, heads, L, S]`.
+function nn.MultiheadAttention.forward(self, query, key, value, options) end
+
+---What `tostring` shows of it.
+---
+---Errors: another object.
+---
+---```lua
+---print(peri.nn.MultiheadAttention({ embed_dim = 4, num_heads = 2 }):extra_text()) --> embed_dim=4, num_heads=2
+---```
+---@param self peri.nn.MultiheadAttention The module.
+---@return string
+function nn.MultiheadAttention.extra_text(self) end
+
+---Gated recurrent units over a sequence, in layers. Parameters: `weight_ih_l0`, `weight_hh_l0`, `bias_ih_l0`, `bias_hh_l0`, and so on,
+---with `_reverse` for the other direction.
+---
+---Errors: sizes below 1.
+---
+---```lua
+---local gru = peri.nn.GRU { input_size = 3, hidden_size = 4, num_layers = 2 }
+---local states, last = gru:forward(peri.randn { 5, 2, 3 })
+---print(states:size(1), last:size(1), gru:extra_text()) --> 5 2 3, 4, num_layers=2
+---```
+---@class peri.nn.GRU
+---@overload fun(args: peri.nn.GRU.args): peri.nn.GRU
+nn.GRU = {}
+
+---@class peri.nn.GRU.args
+---@field input_size integer Size of the vectors of the sequence.
+---@field hidden_size integer Size of the states.
+---@field num_layers? integer Layers over one another (default: 1).
+---@field bias? boolean Whether the products have biases (default: true).
+---@field batch_first? boolean [B, L, size] instead of [L, B, size] (default: false).
+---@field dropout? number Share that is dropped between layers in training (default: 0).
+---@field bidirectional? boolean Each layer in both directions (default: false).
+---@field dtype? string dtype of the parameters (default: f32).
+---@field device? string Where they are (default: that of the rank).
+
+---All steps of a sequence. Calling the module calls it.
+---
+---Errors: shapes that do not fit; a sequence without steps.
+---
+---```lua
+---print(peri.nn.GRU({ input_size = 3, hidden_size = 4 }):forward(peri.zeros { 2, 1, 3 }):size(3)) --> 4
+---```
+---@param self peri.nn.GRU The module.
+---@param x peri.Tensor `[L, B, input_size]`, or `[B, L, input_size]` with batch_first.
+---@param h0? peri.Tensor The first states: `[layers * directions, B, hidden_size]` (default: zeros).
+---@return peri.Tensor # States of the last layer: `[L, B, directions * hidden_size]`.
+---@return peri.Tensor # Last states of all layers: the shape of h0.
+function nn.GRU.forward(self, x, h0) end
+
+---What `tostring` shows of it.
+---
+---Errors: another object.
+---
+---```lua
+---print(peri.nn.GRU({ input_size = 3, hidden_size = 4 }):extra_text()) --> 3, 4, num_layers=1
+---```
+---@param self peri.nn.GRU The module.
+---@return string
+function nn.GRU.extra_text(self) end
+
+---x where it is above 0, else `weight` times x.
+---
+---Errors: num_parameters below 1.
+---
+---```lua
+---local prelu = peri.nn.PReLU { init = 0.5 }
+---print(table.concat(prelu:forward(peri.tensor { -2, 3 }):to_list(), " "), prelu:extra_text()) --> -1 3 num_parameters=1
+---```
+---@class peri.nn.PReLU
+---@overload fun(args: peri.nn.PReLU.args): peri.nn.PReLU
+nn.PReLU = {}
+
+---@class peri.nn.PReLU.args
+---@field num_parameters? integer 1, or the size of dimension 2: a number for each of it (default: 1).
+---@field init? number The first value of the weight (default: 0.25).
+---@field dtype? string dtype of the parameters (default: f32).
+---@field device? string Where they are (default: that of the rank).
+
+---Apply it. Calling the module calls it.
+---
+---Errors: a dimension 2 of another size.
+---
+---```lua
+---print(peri.nn.PReLU({}):forward(peri.tensor { -4 }):item()) --> -1
+---```
+---@param self peri.nn.PReLU The module.
+---@param x peri.Tensor Any shape.
+---@return peri.Tensor # Of the shape of x.
+function nn.PReLU.forward(self, x) end
+
+---What `tostring` shows of it.
+---
+---Errors: another object.
+---
+---```lua
+---print(peri.nn.PReLU({}):extra_text()) --> num_parameters=1
+---```
+---@param self peri.nn.PReLU The module.
+---@return string
+function nn.PReLU.extra_text(self) end
+
+---Bayesian personalised ranking: `functional.bpr_loss`. Called with the scores of items that were taken and of others.
+---
+---Errors: an unknown argument or reduction; shapes that do not fit.
+---
+---```lua
+---print(("%.4f"):format(peri.nn.BPRLoss {}(peri.tensor { 2 }, peri.tensor { 1 }):item())) --> 0.3133
+---```
+---@class peri.nn.BPRLoss
+---@overload fun(args: peri.nn.BPRLoss.args): peri.nn.BPRLoss
+nn.BPRLoss = {}
+
+---@class peri.nn.BPRLoss.args
+---@field reduction? string `"mean"`, `"sum"`, `"none"`, or `"global_mean"`: over the samples of all ranks (default: mean).
+---@field group? peri.dist.Group|boolean The ranks of a global mean (default: those that train the model).
+
+---`functional.sigmoid_focal_loss`. Called with logits and targets 0 or 1.
+---
+---Errors: an unknown argument or reduction; shapes that do not fit.
+---
+---```lua
+---print(("%.4f"):format(peri.nn.FocalLoss {}(peri.tensor { 0 }, peri.tensor { 1 }):item())) --> 0.0433
+---```
+---@class peri.nn.FocalLoss
+---@overload fun(args: peri.nn.FocalLoss.args): peri.nn.FocalLoss
+nn.FocalLoss = {}
+
+---@class peri.nn.FocalLoss.args
+---@field alpha? number Weight of targets 1; negative: none (default: 0.25).
+---@field gamma? number The exponent (default: 2).
+---@field reduction? string `"mean"`, `"sum"`, `"none"`, or `"global_mean"`: over the samples of all ranks (default: mean).
+---@field group? peri.dist.Group|boolean The ranks of a global mean (default: those that train the model).
+
+---`functional.margin_ranking_loss`. Called with two scores, and 1 or -1.
+---
+---Errors: an unknown argument or reduction; shapes that do not fit.
+---
+---```lua
+---print(peri.nn.MarginRankingLoss {}(peri.tensor { 1 }, peri.tensor { 3 }, peri.tensor { 1 }):item()) --> 2
+---```
+---@class peri.nn.MarginRankingLoss
+---@overload fun(args: peri.nn.MarginRankingLoss.args): peri.nn.MarginRankingLoss
+nn.MarginRankingLoss = {}
+
+---@class peri.nn.MarginRankingLoss.args
+---@field margin? number By how much one should be larger (default: 0).
+---@field reduction? string `"mean"`, `"sum"`, `"none"`, or `"global_mean"`: over the samples of all ranks (default: mean).
+---@field group? peri.dist.Group|boolean The ranks of a global mean (default: those that train the model).
+
+---`functional.hinge_embedding_loss`. Called with distances, and 1 or -1.
+---
+---Errors: an unknown argument or reduction; shapes that do not fit.
+---
+---```lua
+---print(peri.nn.HingeEmbeddingLoss {}(peri.tensor { 0.25 }, peri.tensor { -1 }):item()) --> 0.75
+---```
+---@class peri.nn.HingeEmbeddingLoss
+---@overload fun(args: peri.nn.HingeEmbeddingLoss.args): peri.nn.HingeEmbeddingLoss
+nn.HingeEmbeddingLoss = {}
+
+---@class peri.nn.HingeEmbeddingLoss.args
+---@field margin? number From where on a distance costs nothing (default: 1).
+---@field reduction? string `"mean"`, `"sum"`, `"none"`, or `"global_mean"`: over the samples of all ranks (default: mean).
+---@field group? peri.dist.Group|boolean The ranks of a global mean (default: those that train the model).
+
+---`functional.cosine_embedding_loss`. Called with two lists of rows, and 1 or -1 for each.
+---
+---Errors: an unknown argument or reduction; shapes that do not fit.
+---
+---```lua
+---local a = peri.tensor { { 1, 0 } }
+---print(peri.nn.CosineEmbeddingLoss {}(a, a, peri.tensor { -1 }):item()) --> 1
+---```
+---@class peri.nn.CosineEmbeddingLoss
+---@overload fun(args: peri.nn.CosineEmbeddingLoss.args): peri.nn.CosineEmbeddingLoss
+nn.CosineEmbeddingLoss = {}
+
+---@class peri.nn.CosineEmbeddingLoss.args
+---@field margin? number Below this cosine rows are unlike enough (default: 0).
+---@field reduction? string `"mean"`, `"sum"`, `"none"`, or `"global_mean"`: over the samples of all ranks (default: mean).
+---@field group? peri.dist.Group|boolean The ranks of a global mean (default: those that train the model).
+
+---`functional.kl_div`. Called with logarithms of probabilities and with probabilities.
+---
+---Errors: an unknown argument or reduction; shapes that do not fit.
+---
+---```lua
+---local p = peri.tensor { { 0.5, 0.5 } }
+---print(peri.nn.KLDivLoss {}(p:log(), p):item()) --> 0
+---```
+---@class peri.nn.KLDivLoss
+---@overload fun(args: peri.nn.KLDivLoss.args): peri.nn.KLDivLoss
+nn.KLDivLoss = {}
+
+---@class peri.nn.KLDivLoss.args
+---@field log_target? boolean The target is given by its logarithms (default: false).
+---@field reduction? string `"mean"`, `"sum"`, `"none"`, or `"global_mean"`: over the samples of all ranks (default: mean).
+---@field group? peri.dist.Group|boolean The ranks of a global mean (default: those that train the model).
+
+---`functional.in_batch_softmax_loss`. Called with queries [B, D], items [B, D], and (optional) { log_q =, ids = }. Negatives are those
+---of this rank.
+---
+---Errors: an unknown argument or reduction; shapes that do not fit.
+---
+---```lua
+---local t = peri.tensor { { 1, 0 }, { 0, 1 } }
+---print(("%.4f"):format(peri.nn.InBatchSoftmaxLoss {}(t, t):item())) --> 0.3133
+---```
+---@class peri.nn.InBatchSoftmaxLoss
+---@overload fun(args: peri.nn.InBatchSoftmaxLoss.args): peri.nn.InBatchSoftmaxLoss
+nn.InBatchSoftmaxLoss = {}
+
+---@class peri.nn.InBatchSoftmaxLoss.args
+---@field temperature? number What the products are divided by (default: 1).
+---@field reduction? string `"mean"`, `"sum"`, `"none"`, or `"global_mean"`: over the samples of all ranks (default: mean).
+---@field group? peri.dist.Group|boolean The ranks of a global mean (default: those that train the model).
+
+---From now on an error tells which module of the model has the first NaN in a result, or in the gradient of one, and in which step.
+---Everyday name: `peri.nn.detect_anomaly`.
+---
+---Errors: what is no module.
+---
+---```lua
+---local model = peri.nn.Sequential { peri.nn.Linear { in_features = 2, out_features = 2 } }
+---peri.nn.detect_anomaly(model)
+---print((pcall(model, peri.full({ 1, 2 }, 0 / 0)))) --> false
+---peri.nn.detect_anomaly(false)
+---```
+---@param model peri.nn.Module|boolean The model; `false`: no more.
+function anomaly.detect_anomaly(model) end
