@@ -7,7 +7,8 @@
 #   make test            set up, build, run every test
 #   make fuzz            every fuzzer for SECONDS=60, with other inputs each time   SECONDS= SEED= ONLY=
 #   make bench           all benchmarks: bench-step bench-comm bench-embed bench-tiers bench-sparse bench-data bench-dense
-#                        bench-routes bench-shard bench-collision bench-pipeline bench-plan bench-checkpoint bench-serve  ARGS= PYTHON=
+#                        bench-routes bench-shard bench-collision bench-pipeline bench-plan bench-checkpoint bench-serve
+#                        bench-retrieval  ARGS= PYTHON=
 #   make bench-net       bytes across the network and time, on pretended machines (as root)   MACHINES=2,2 RATE=1gbit ARGS=
 #   make cuda            the devices' plugin cuda and the transport nccl, by nvcc (plain `make` leaves them out: minutes); CUDA=1 make
 #   make cuda-report     what nvcc made of the kernels, beside what a GPU asks for: docs/cuda.md   NVDISASM=
@@ -161,7 +162,7 @@ CDEF := $B/lua/perilune/cdef.lua
 
 .PHONY: all contract help probe config needed setup test check check-c check-lua parity reference pictures check-mpi check-net check-cuda check-cuda-san check-cuda-short gpu-check gpu-check-run fuzz demo demo-run lint install uninstall clean distclean \
 	bench bench-step bench-comm bench-embed bench-tiers bench-sparse bench-data bench-dense bench-routes bench-shard bench-collision bench-net \
-	bench-pipeline bench-plan bench-checkpoint bench-serve
+	bench-pipeline bench-plan bench-checkpoint bench-serve bench-retrieval
 .DELETE_ON_ERROR:
 
 all: needed $(LIB_A) $(LIB_SO) $(PLUGINS) $(CDEF) $B/abi.ok $(LAUNCHER) $(SERVER) $(if $(filter 1,$(CUDA)),$(CUDA_SO) $(NCCL_SO))
@@ -560,6 +561,8 @@ $B/tests/bench/libroofline.so: tests/bench/roofline.c tests/bench/sort.c $(LIB_A
 		$(LIB_A) $(LIBS) -o $@
 bench-sparse: all $(PEER)
 	$(call BENCH,sparse,1,,$(if $(PYTHON),--python $(PEER)))
+bench-retrieval: all
+	$(call BENCH,retrieval,1,,$(if $(PYTHON),--python $(PYTHON)))
 bench-tiers: all
 	$(call BENCH,tiers,1)
 bench-checkpoint: all

@@ -29,6 +29,7 @@
 #include "dense.h"
 #include "jagged.h"
 #include "lookup.h"
+#include "nearest.h"
 #include "optim.h"
 #include "quantize.h"
 #include "sparse.h"
@@ -46,9 +47,9 @@
     PERI_KERNELS_ELEMENTS(X)
 
 #define PERI_STEPS(X) PERI_STEPS_DENSE(X) PERI_STEPS_OPTIM(X) PERI_STEPS_JAGGED(X) PERI_STEPS_SPARSE(X) PERI_STEPS_LOOKUP(X) \
-    PERI_STEPS_TBE(X) PERI_STEPS_ELEMENTS(X)
+    PERI_STEPS_TBE(X) PERI_STEPS_NEAREST(X) PERI_STEPS_ELEMENTS(X)
 #define PERI_OPS(X) PERI_OPS_DENSE(X) PERI_OPS_OPTIM(X) PERI_OPS_JAGGED(X) PERI_OPS_SPARSE(X) PERI_OPS_LOOKUP(X) PERI_OPS_TBE(X) \
-    PERI_OPS_ELEMENTS(X)
+    PERI_OPS_NEAREST(X) PERI_OPS_ELEMENTS(X)
 
 /** One space of numbers. */
 enum {

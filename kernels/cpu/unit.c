@@ -19,6 +19,8 @@
 #include "optim.c"
 #include "../ref/quantize.c"
 #include "quantize.c"
+#include "../ref/nearest.c"
+#include "nearest.c"
 #include "../ref/sparse.c"
 #include "sparse.c"
 #include "../ref/lookup.c"
@@ -32,4 +34,4 @@
 #include "collision.c"
 
 K_UNIT(, K_CPU_CONVERT K_CPU_DENSE K_CPU_JAGGED K_CPU_OPTIM K_CPU_SPARSE K_CPU_LOOKUP K_CPU_QUANTIZE K_CPU_ROUTE K_CPU_CODEC K_CPU_BAGS
-           K_CPU_COLLISION);
+           K_CPU_COLLISION K_CPU_NEAREST);

@@ -25,6 +25,7 @@
 #include "jagged.c"
 #include "optim.c"
 #include "quantize.c"
+#include "nearest.c"
 #include "sparse.c"
 #include "lookup.c"
 #include "route.c"

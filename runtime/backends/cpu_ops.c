@@ -669,6 +669,32 @@ static void run_sort_lines(const call *c)
     step(c, PERI_K_sort_line, &lines, a->lines, max(1, (1 << 12) / max(1, a->n)));
 }
 
+/* -- the largest products ----------------------------------------------------------------------------------------------------------- */
+
+enum { ITEM_GRAIN = 1024, NEAREST_PARTS = 2 /* of a thread */ };
+
+static int64_t nearest_parts(const peri_plugin_host *host, const peri_op_nearest *a)
+{
+    return max(1, min(NEAREST_PARTS * host->threads(), a->n_items / ITEM_GRAIN));
+}
+
+/** Bytes of what a part has found, and of its rows as f32. */
+static int64_t nearest_bytes(const peri_op_nearest *a) { return a->n_queries * a->k * 12 + PERI_NEAREST_ROWS * a->dim * 4; }
+
+static int64_t nearest_scratch(const peri_plugin_host *host, const void *args) { return nearest_parts(host, args) * nearest_bytes(args); }
+
+static void run_nearest(const call *c)
+{
+    peri_k_nearest_args a = {.op = *(const peri_op_nearest *)c->args};
+    if (a.op.n_queries == 0) return;
+    a.parts = c->bytes / nearest_bytes(&a.op);
+    a.part_indices = (int64_t *)c->scratch;
+    a.part_scores = (float *)(a.part_indices + a.parts * a.op.n_queries * a.op.k);
+    a.rows = a.part_scores + a.parts * a.op.n_queries * a.op.k;
+    step(c, PERI_K_nearest_part, &a, a.parts, 1);
+    step(c, PERI_K_nearest_merge, &a, a.op.n_queries, 16);
+}
+
 /* -- the table --------------------------------------------------------------------------------------------------------------------- */
 
 static const struct {
@@ -684,6 +710,7 @@ static const struct {
     OP_MASK(mask_count), OP_MASK(mask_pick), OP_MASK(mask_spread), OP_MASK(mask_places),
     OP(tbe_prepare), OP(tbe_check), OP(tbe_report), OP(tbe_forward), OP(tbe_weight_gradient), OP_SCRATCH(tbe_sort),
     OP_SCRATCH(tbe_update), OP_SCRATCH(tbe_dense_update), OP_SCRATCH(tbe_ema), OP_SCRATCH(tbe_shampoo),
+    OP_SCRATCH(nearest),
 };
 
 int64_t peri__cpu_op_scratch(const peri_plugin_host *host, int32_t op, const void *args)

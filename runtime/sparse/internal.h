@@ -11,6 +11,8 @@
 #include <perilune/quantize.h>
 #include <perilune/sparse.h>
 
+#include "../../kernels/quantize.h"
+
 enum { PERI_INT_GRAIN = 1 << 15, PERI_BYTE_GRAIN = 1 << 19 }; /* elements, bytes that are worth a thread */
 
 /** i32 or i64 of @ndim dimensions (-1: any), on the device of @like (NULL: any). */
@@ -49,6 +51,11 @@ void peri__bag_name(const void *owner, int64_t bag, char *text, size_t len);
 
 /** The complete cumulative sum, as i64 [n + 1], of well-formed lengths [n]; *total: the last entry. PERI_ERANGE from 2^50 on. Waits. */
 peri_status peri__total_offsets(const char *function, const peri_tensor *lengths, peri_tensor **out, int64_t *total);
+
+/** Everything of the arguments of rows_quantize but data: the layout of rows of @cols numbers. Checked. */
+peri_status peri__rows_layout(const char *function, const peri_row_format *format, int64_t cols, peri_k_rows_args *out);
+/** f32, f16, bf16. */
+bool peri__small_float(int32_t dtype);
 
 /** The places at which each number of [0, lists) stands in @x [n] (contiguous, all numbers in range): @list [n], its parts in
  *  @offsets [lists + 1]. */

@@ -29,8 +29,7 @@ static peri_status check_format(const char *f, const peri_row_format *r)
 
 static const int32_t bits_of[] = {8, 4, 2, 8};
 
-/** Everything of the kernel's arguments but data: the layout of rows of @cols numbers. */
-static peri_status layout(const char *f, const peri_row_format *r, int64_t cols, peri_k_rows_args *out)
+peri_status peri__rows_layout(const char *f, const peri_row_format *r, int64_t cols, peri_k_rows_args *out)
 {
     PERI_TRY(check_format(f, r));
     if (cols < 0 || cols >= (int64_t)1 << 40) return peri__fail(PERI_ERANGE, "%s: rows of %lld numbers, allowed: 0..2^40", f,
@@ -51,7 +50,7 @@ peri_status peri_quantize_row_bytes(const peri_row_format *format, int64_t cols,
     PERI_NEED(format);
     PERI_NEED(out);
     peri_k_rows_args args;
-    PERI_TRY(layout("peri_quantize_row_bytes", format, cols, &args));
+    PERI_TRY(peri__rows_layout("peri_quantize_row_bytes", format, cols, &args));
     *out = args.stride;
     return PERI_OK;
 }
@@ -72,7 +71,7 @@ static int64_t rows_of(const peri_tensor *t)
     return n;
 }
 
-static bool small_float(int32_t dtype) { return dtype == PERI_F32 || dtype == PERI_F16 || dtype == PERI_BF16; }
+bool peri__small_float(int32_t dtype) { return dtype == PERI_F32 || dtype == PERI_F16 || dtype == PERI_BF16; }
 
 static int64_t grain(int64_t cols) { return peri__max(1, PERI_INT_GRAIN / peri__max(cols, 1)); }
 
@@ -108,10 +107,10 @@ peri_status peri_quantize_rows(peri_tensor *x, const peri_row_format *format, pe
     static const char f[] = "peri_quantize_rows";
     char text[128];
     PERI_TRY(peri__check_tensor(f, "x", x, -1, -1));
-    if (!small_float(x->dtype) || x->ndim < 1)
+    if (!peri__small_float(x->dtype) || x->ndim < 1)
         return peri__fail(PERI_EINVAL, "%s: x is %s, allowed: rows of f32, f16, bf16", f, peri__tensor_text(x, text, sizeof text));
     peri_k_rows_args args;
-    PERI_TRY(layout(f, format, x->shape[x->ndim - 1], &args));
+    PERI_TRY(peri__rows_layout(f, format, x->shape[x->ndim - 1], &args));
     int64_t rows = rows_of(x);
     if (min_max) {
         PERI_TRY(peri__check_tensor(f, "min_max", min_max, PERI_F32, 2));
@@ -145,9 +144,9 @@ peri_status peri_quantize_restore(peri_tensor *rows, const peri_row_format *form
     static const char f[] = "peri_quantize_restore";
     char text[128];
     PERI_TRY(peri__check_tensor(f, "rows", rows, PERI_U8, -1));
-    if (!small_float(dtype)) return peri__fail(PERI_EINVAL, "%s: dtype %s, allowed: f32, f16, bf16", f, peri_dtype_name(dtype));
+    if (!peri__small_float(dtype)) return peri__fail(PERI_EINVAL, "%s: dtype %s, allowed: f32, f16, bf16", f, peri_dtype_name(dtype));
     peri_k_rows_args args;
-    PERI_TRY(layout(f, format, cols, &args));
+    PERI_TRY(peri__rows_layout(f, format, cols, &args));
     if (rows->ndim < 1 || rows->shape[rows->ndim - 1] != args.stride)
         return peri__fail(PERI_EINVAL, "%s: rows are %s, wanted %lld bytes for %lld numbers", f, peri__tensor_text(rows, text, sizeof text),
                           (long long)args.stride, (long long)cols);

@@ -85,13 +85,13 @@ end
 same("sparse operators", function(d)
   local F, B = 3, 9
   local lengths = ids_on(d, F * B, 6, 5):to "i32"
-  local n = lengths:to("f64"):sum():item()
-  local ids, order = ids_on(d, n, 1000, 6), peri.tensor({ 2, 0, 1 }, "i32", d)
+  local order, n = peri.tensor({ 2, 0, 1 }, "i32", d), lengths:to("f64"):sum():item()
+  local ids = ids_on(d, n, 1000, 6)
   local offsets = sparse.asynchronous_complete_cumsum(lengths:to "i64")
   local l, v = sparse.permute_2D_sparse_data(order, lengths:reshape(F, B), ids)
   local rows = floats_on(d, { n, 8 }, 7)
-  local dense = sparse.jagged_2d_to_dense(rows, offsets, 4)
-  return { l, v, offsets, dense, (sparse.unique(ids)) }
+  local items = ids_on(d, 512, 1000, 9):to("f32"):reshape(64, 8)
+  return { l, v, sparse.jagged_2d_to_dense(rows, offsets, 4), (sparse.unique(ids)), sparse.top_products(items:slice(1, 0, 4), items, 10) }
 end)
 same("bucketize", function(d)
   local lengths = ids_on(d, 18, 6, 5):to "i32"

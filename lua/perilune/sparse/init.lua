@@ -3,7 +3,7 @@ local util = require "perilune.util"
 
 local M = {}
 
-for _, part in ipairs { "buckets", "permute", "dense", "arithmetic", "batches", "select", "pruned", "scalars" } do
+for _, part in ipairs { "buckets", "permute", "dense", "arithmetic", "batches", "select", "pruned", "scalars", "retrieval" } do
   for name, f in pairs(require("perilune.sparse." .. part)) do M[name] = f end
 end
 M.quantize = require "perilune.sparse.quantize"

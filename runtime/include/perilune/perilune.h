@@ -15,6 +15,7 @@
 #include <perilune/jagged.h>
 #include <perilune/sparse.h>
 #include <perilune/quantize.h>
+#include <perilune/retrieval.h>
 #include <perilune/collision.h>
 #include <perilune/comm.h>
 #include <perilune/codec.h>
