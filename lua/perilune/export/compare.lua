@@ -1,6 +1,8 @@
 -- export/compare.lua: whether a model file answers what the model answers.
 local ffi = require "ffi"
+local errors = require "perilune.errors"
 local P = require "perilune.ffi"
+local util = require "perilune.util"
 local metrics = require "perilune.nn.metrics"
 local C = P.C
 
@@ -8,6 +10,7 @@ local M = {}
 
 --- call() with products whose sums have one order, as those of model files.
 local function ordered(call, ...)
+  if not util.is_callable(call) then P.fail(("export.ordered: call is %s, wanted a function"):format(errors.kind(call))) end
   local before = C.peri_ordered_products(true)
   local results = { pcall(call, ...) }
   C.peri_ordered_products(before)
@@ -36,14 +39,26 @@ local function sigmoid(x) return 1 / (1 + math.exp(-x)) end
 --- AUC and NE of predictions (probabilities) and labels, where both classes are there.
 local function quality(predictions, labels)
   local ok, report = pcall(metrics.evaluate, predictions, labels)
-  return ok and { auc = report.auc, ne = report.ne } or nil
+  return ok and { auc = report.auc, ne = report.ne } or false
 end
 
---- Compare on a list of batches. answers(batch): the model's table of tensors by name; file: an opened model file. Returns { samples =,
---- difference = the largest, differ = numbers that differ, numbers = all, model = { auc =, ne = } or nil, file = likewise }: quality of the
---- first output where it is one number a sample and batches have labels; as logits, or as probabilities where `probabilities`.
+local Report = util.class "ExportReport"
+function Report:init() self.samples, self.difference, self.differ, self.numbers, self.model, self.file = 0, 0, 0, 0, false, false end
+function Report:__tostring()
+  local lines = { ("%d of %d numbers for %d samples differ, by up to %.3g"):format(self.differ, self.numbers, self.samples,
+    self.difference) }
+  if self.model and self.file then
+    lines[2] = ("AUC %.6f, NE %.6f of the model; AUC %.6f, NE %.6f of the file"):format(self.model.auc, self.model.ne, self.file.auc,
+      self.file.ne)
+  end
+  return table.concat(lines, "\n")
+end
+
+--- Compare on a list of batches. answers(batch): the model's table of tensors by name; file: an opened model file. Returns a report:
+--- samples, difference (the largest), differ (numbers that differ), numbers (all), model and file: { auc =, ne = }, of the first output
+--- where it is one number a sample and batches have labels, else false; as logits, or as probabilities where `probabilities`.
 function M.run(answers, file, batches, probabilities)
-  local report = { samples = 0, difference = 0, differ = 0, numbers = 0 }
+  local report = Report()
   local predictions, labels = { {}, {} }, {}
   local outputs = file:outputs()
   for _, batch in ipairs(batches) do
@@ -68,15 +83,6 @@ function M.run(answers, file, batches, probabilities)
   end
   if #labels > 0 then report.model, report.file = quality(predictions[1], labels), quality(predictions[2], labels) end
   return report
-end
-
---- A report in words.
-function M.text(r)
-  local lines = { ("%d of %d numbers for %d samples differ, by up to %.3g"):format(r.differ, r.numbers, r.samples, r.difference) }
-  if r.model and r.file then
-    lines[2] = ("AUC %.6f, NE %.6f of the model; AUC %.6f, NE %.6f of the file"):format(r.model.auc, r.model.ne, r.file.auc, r.file.ne)
-  end
-  return table.concat(lines, "\n")
 end
 
 return M

@@ -248,12 +248,12 @@ local function allowed(func, a, report, tables)
   local equal = not most or report.difference <= most
   if not equal then
     P.fail(("%s: the file would answer otherwise than the model, by up to %.3g, allowed_difference: %.3g. Nothing was written\n%s")
-      :format(func, report.difference, most, compare.text(report)))
+      :format(func, report.difference, most, tostring(report)))
   end
   local good = not report.model or not report.file or report.file.ne <= report.model.ne * (1 + a.allowed_ne)
   if not good then
     P.fail(("%s: the file loses more than allowed_ne = %g allows. Nothing was written\n%s"):format(func, a.allowed_ne,
-      compare.text(report)))
+      tostring(report)))
   end
 end
 
@@ -332,7 +332,6 @@ function M.save(model, path, options)
   return report
 end
 
-M.text = compare.text
 signature.check("export.", M, { save = "model: Module, path: string, options: table?" })
 
 return util.face("peri.export", M)

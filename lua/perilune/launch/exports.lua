@@ -74,7 +74,7 @@ function M.run(options)
     settings.step = settings.step or type(saver) == "table" and tonumber(saver.step) or nil
   end
   local report = model:export(options.output, settings)
-  print(export.text(report))
+  print(report)
   print(("%s: %d bytes"):format(options.output, export.open(options.output):describe().bytes))
   return 0
 end

@@ -31,7 +31,7 @@ peri.nn.Module = {}
 ---function Model:forward(batch) return self.linear(batch.x):sigmoid() end
 ---local path, held_out = os.tmpname(), { x = peri.Tensor.uniform({ 20, 3 }, -1, 1, 7) }
 ---local report = peri.export.save(Model(), path, { batches = { held_out }, probabilities = true })
----print(peri.export.text(report)) --> 0 of 20 numbers for 20 samples differ, by up to 0
+---print(report) --> 0 of 20 numbers for 20 samples differ, by up to 0
 ---local file = peri.export.open(path, { verify = true })
 ---print(table.concat(file:predict(held_out).logits:shape(), " ")) --> 20 1
 ---os.remove(path)
@@ -39,15 +39,9 @@ peri.nn.Module = {}
 ---@param model peri.nn.Module The model, sharded or not.
 ---@param path string Where the file will be.
 ---@param options? table Named options, of which [model_file.md](../model_file.md) has a table; `batches` is required (default: none).
----@return table report On rank 0: `{ samples =, numbers =, differ =, difference =, model = { auc =, ne = }, file = likewise }`.
+---@return table report On rank 0: `{ samples =, numbers =, differ =, difference =, model = { auc =, ne = }, file = likewise }`; printed, in
+---words.
 function peri.export.save(model, path, options) end
-
----The report of an export in words.
----
----Errors: something else than a report.
----@param r table What `save` returned.
----@return string text One line, and a second one with AUC and NE where batches have labels.
-function peri.export.text(r) end
 
 ---Open a model file. What it has are `describe()`, `inputs()`, `outputs()`, `tables()`, `verify()`, `check_unchanged()` and
 ---`predict(batch)`: a table of tensors by the names of the outputs.
