@@ -12,8 +12,8 @@ local peri = {}
 peri.sparse = {}
 
 ---For each query the `k` items with the largest products, the largest first; of equal ones the item with the smaller number comes first.
----All items are looked at; nothing of size Q x N is made. A query's answer has the same bits beside any other queries. A product that is NaN
----counts as -infinity. There is no gradient.
+---All items are looked at; nothing of size Q x N is made. A query's answer has the same bits beside any other queries. A product that is
+---NaN counts as -infinity. There is no gradient.
 ---
 ---Errors: items and queries of other lengths or on different devices; a `k` above N or 2048, or below 1; rows of codes without their
 ---format.
