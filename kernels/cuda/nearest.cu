@@ -13,7 +13,8 @@
 
 namespace {
 
-enum { CHUNK = 1024, ITEMS_LEAST = 2048, PARTS_MOST = 512, BLOCKS = 2048, EACH = PERI_NEAREST_MOST / PERI_BLOCK };
+enum { CHUNK = 1024, EACH = (int)PERI_NEAREST_MOST / (int)PERI_BLOCK };
+constexpr int64_t ITEMS_LEAST = 2048, PARTS_MOST = 512, BLOCKS = 2048;
 
 /** Bits that order as scores do; 0 is below all. */
 __device__ __forceinline__ uint32_t ordered(float s)
