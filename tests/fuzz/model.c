@@ -18,24 +18,24 @@ enum { SECTION_BYTES = 4096, SAMPLES = 3, MOST_NUMBERS = 1 << 15, IDS = 4 };
 
 static int file = -1;
 
-static void put(const void *data, size_t bytes, int64_t at)
+static void put(const void *data, size_t n, int64_t at)
 {
-    require(pwrite(file, data, bytes, at) == (ssize_t)bytes, "the file cannot be written");
+    require(pwrite(file, data, n, at) == (ssize_t)n, "the file cannot be written");
 }
 
 /** A file with @text as its header, over 4 KiB of numbers that sections may lie in. */
-static void sealed(const char *text, int64_t bytes)
+static void sealed(const char *text, int64_t length)
 {
     char numbers[SECTION_BYTES];
     for (int i = 0; i < SECTION_BYTES; i += 4) memcpy(numbers + i, &(float){(float)(i % 64) / 64 - 0.5f}, 4);
-    XXH128_hash_t digest = XXH3_128bits(text, (size_t)bytes);
+    XXH128_hash_t digest = XXH3_128bits(text, (size_t)length);
     peri__model_preamble p = {.magic = PERI__MODEL_MAGIC, .version = 1, .header_offset = sizeof p + SECTION_BYTES,
-                              .header_bytes = (uint64_t)bytes, .file_bytes = sizeof p + SECTION_BYTES + (uint64_t)bytes,
+                              .header_bytes = (uint64_t)length, .file_bytes = sizeof p + SECTION_BYTES + (uint64_t)length,
                               .digest = {digest.low64, digest.high64}};
     p.checksum = XXH3_64bits(&p, offsetof(peri__model_preamble, checksum));
     put(&p, sizeof p, 0);
     put(numbers, sizeof numbers, sizeof p);
-    put(text, (size_t)bytes, sizeof p + SECTION_BYTES);
+    put(text, (size_t)length, sizeof p + SECTION_BYTES);
 }
 
 /** Values for all inputs, of samples from @first on: the same for a sample wherever it stands. */
