@@ -55,8 +55,7 @@ for _, c in ipairs(table_cases) do
       tables[t] = { name = "t" .. t, rows = 50, cols = D, init = c[2] ~= "none" and peri.embed.constant(0.5) or nil }
       blocks[t] = { table = t, first_bag = (t - 1) * B, bags = B, out_offset = (t - 1) * D, out_stride = 2 * D }
     end
-    local batch = peri.embed.tbe.new { tables = tables, data_type = c[1], seed = 1, device = d,
-      fused_params = params_of(c[2]) }
+    local batch = peri.embed.tbe.new { tables = tables, data_type = c[1], seed = 1, device = d, fused_params = params_of(c[2]) }
     local source = { batch = batch, table = 0, name = "weight" }
     local marks = changes.marks(source)
     local offsets = ffi.new("int64_t[?]", 2 * B + 1)
@@ -81,6 +80,7 @@ for _, c in ipairs(table_cases) do
   end, 1e-5)
 end
 
+dofile "tests/gpu/short_tensors.lua"(same, ids_on)
 -- Jagged and sparse.
 same("sparse operators", function(d)
   local F, B = 3, 9
