@@ -162,7 +162,7 @@ describe("a DataLoadingThread", function()
     assert.matches("batch 0 is not there after 0.05 s", err.message, 1, true)
     ok, err = pcall(t.stop, t, 0.01)
     assert.is_false(ok)
-    assert.matches("peri_feed_stop: the thread has not ended after 0.01 s", err.message, 1, true)
+    assert.matches("peri_feed_stop: the thread has not ended after 0%.0[01]%d* s", err.message) -- what was left of it
     t:stop(20)
   end)
 

@@ -134,7 +134,7 @@ end
 --- or machines; then also a line that says which that is.
 function M.topology(name, ranks)
   local over = { world_size = ranks }
-  if name == nil then return usual(ranks or 1) end
+  if not name then return usual(ranks or 1) end
   if util.index_of(topologies.Topology.presets)[name] then return topologies.Topology.preset(name, over) end
   local file = io.open(name)
   if not file and not name:find "[/.]" then
