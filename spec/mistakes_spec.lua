@@ -164,7 +164,7 @@ peri.DistributedModelParallel { module = m, plan = { ebc = { t = sharding } } }]
     "peri_backward_new: f32 [4, 2] has more than one element; give its upstream gradient (s.lua:2)" },
   -- dtypes and devices
   { "a dtype that is unknown", "local t = peri.zeros({ 2, 3 }):to 'int'",
-    "peri_dtype_parse: 'int' is no dtype; known: f64 f32 f16 bf16 i64 i32 i16 i8 u8 bool c64 c128 (s.lua:2)" },
+    "peri_dtype_parse: 'int' is no dtype; known: f32 f64 f16 bf16 i64 i32 i16 i8 u8 bool c64 c128 (s.lua:2)" },
   { "whole numbers into a layer", linear .. "linear(peri.zeros({ 2, 3 }, 'i64'))",
     "Linear: x is i64, allowed: f32, f64, f16, bf16 (s.lua:2)" },
   { "f64 into a layer of f32", linear .. "linear(peri.zeros({ 2, 3 }, 'f64'))", "Linear: x is f64 [2, 3], wanted f32 (s.lua:2)" },

@@ -80,10 +80,12 @@ describe("docs/models.md", function()
 end)
 
 describe("the README", function()
-  it("leads to every page", function()
-    local text, lost = shell.read "README.md", {}
+  it("leads to every page, or the index of the documents does", function()
+    local text, index, lost = shell.read "README.md", shell.read "docs/README.md", {}
     for path in shell.run("ls docs/*.md"):gmatch "%S+" do
-      if not text:find("](" .. path .. ")", 1, true) then lost[#lost + 1] = path end
+      if not text:find("](" .. path .. ")", 1, true) and not index:find("](" .. path:gsub("^docs/", "") .. ")", 1, true) then
+        lost[#lost + 1] = path
+      end
     end
     assert.same({}, lost)
   end)

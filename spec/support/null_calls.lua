@@ -28,6 +28,21 @@ local sizes = keep(ffi.new("int64_t[8]", 2, 2, 2, 2, 2, 2, 2, 2))
 local names = keep(ffi.new "const char *[8]")
 for i = 0, 7 do names[i] = "a" end
 
+local model -- one for all calls: models stay mapped
+
+--- A model of one matrix.
+local function the_model()
+  if model then return model end
+  local peri, path = require "perilune", os.tmpname()
+  local Model = peri.nn.Module:extend "Model"
+  function Model:init() self.linear = peri.nn.Linear { in_features = 2, out_features = 1 } end
+  function Model:forward(batch) return self.linear(batch.x) end
+  peri.export.save(Model(), path, { batches = { { x = peri.zeros { 20, 2 } } } })
+  model = made("model", function(out) return C.peri_model_open(path, 0, out) end)
+  os.remove(path)
+  return model
+end
+
 --- Objects by the name of their kind; tensors are [2, 2] of `dtype`.
 local function objects(dtype)
   local o = {}
@@ -73,6 +88,8 @@ local function objects(dtype)
     return C.peri_logistic_new(P.struct("peri_logistic_options", { table_rows = sizes, dense_features = 1, sparse_features = 1,
       learning_rate = 1 }), out)
   end)
+  o.model = the_model()
+  add("model_context", function(out) return C.peri_model_context_new(o.model, 2, 2, out) end)
   return o
 end
 
