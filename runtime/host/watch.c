@@ -115,6 +115,18 @@ static _Noreturn void end_alike(long long rank, int status, bool in_order)
     _exit(code);
 }
 
+/** Wait so many milliseconds; true, and at once, if the launcher tells this rank to end meanwhile. */
+static bool told_to_end(pid_t launcher, const sigset_t *set, int ms)
+{
+    const double until = seconds() + ms * 1e-3;
+    for (double left; (left = until - seconds()) > 0;) {
+        siginfo_t info = {0};
+        const int number = sigtimedwait(set, &info, &(struct timespec){.tv_nsec = (long)(left * 1e9)});
+        if (number > 0 && number != SIGCHLD && number != SIGUSR1 && number != SIGUSR2 && info.si_pid == launcher) return true;
+    }
+    return false;
+}
+
 /** The watcher's life: pass signals on until the rank has ended. Signals of @set are blocked. */
 static _Noreturn void attend(long long rank, pid_t launcher, pid_t child, const sigset_t *set)
 {
@@ -145,7 +157,10 @@ static _Noreturn void attend(long long rank, pid_t launcher, pid_t child, const 
         struct rusage usage = {0};
         if (wait4(child, &status, WNOHANG, &usage) != child) continue;
         bool in_order = atomic_load(settled) && !WIFSIGNALED(status);
-        if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) usleep(200000); /* srun ends all processes of a step so, one by one */
+        /* srun ends all processes of a step by SIGKILL, one by one; and where a rank has died, MPI_Init ends the others by exit(1), whose
+         * watchers must not speak before its own. */
+        if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) usleep(200000);
+        else if (!in_order && WIFEXITED(status)) ordered = told_to_end(launcher, set, 500) || ordered;
         if (!in_order && !ordered) report(rank, child, status, &usage, seconds() - began, oom);
         end_alike(rank, status, in_order);
     }
