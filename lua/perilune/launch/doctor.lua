@@ -1,14 +1,10 @@
 -- launch/doctor.lua: `perilune doctor`: whether this machine has what Perilune uses, and what to do where it does not.
 local ffi = require "ffi"
+local util = require "perilune.util"
 
 local M = {}
 
-local function read(path)
-  local file = io.open(path)
-  local text = file and file:read "*a" or ""
-  if file then file:close() end
-  return text
-end
+local function read(path) return util.read_file(path) or "" end
 
 --- The first line that a command prints; nil: it printed none.
 local function line_of(command)

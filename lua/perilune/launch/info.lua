@@ -3,12 +3,7 @@ local util = require "perilune.util"
 
 local M = {}
 
-local function read(path)
-  local file = io.open(path)
-  local text = file and file:read "*a" or ""
-  if file then file:close() end
-  return text
-end
+local function read(path) return util.read_file(path) or "" end
 
 local function line(name, format, ...) print(("  %-16s %s"):format(name, format:format(...))) end
 
