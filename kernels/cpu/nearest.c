@@ -24,13 +24,7 @@ static void cpu_nearest_rows(const peri_op_nearest *op, int64_t i, int64_t n, fl
         cpu_rows_restore(&block, 0, n);
         return;
     }
-    for (int64_t r = 0; r < n; r++) {
-        const uint16_t *x = (const uint16_t *)(first + r * op->stride);
-        float *to = room + r * op->dim;
-        int64_t d = 0;
-        for (; d + K_LANES <= op->dim; d += K_LANES) k_store(to + d, op->dtype == PERI_F16 ? k_load_f16(x + d) : k_load_bf16(x + d));
-        for (; d < op->dim; d++) to[d] = op->dtype == PERI_F16 ? k_f16_to_f32(x[d]) : k_bf16_to_f32(x[d]);
-    }
+    for (int64_t r = 0; r < n; r++) cpu_convert_row(room + r * op->dim, PERI_F32, 1, first + r * op->stride, op->dtype, 1, op->dim);
 }
 
 /** Whether a lane of @a is above that of @b. */

@@ -242,7 +242,7 @@ QROWS void cpu_restore_run(const peri_k_rows_args *a, int64_t begin, int64_t end
     for (int64_t r = begin; r < end; r++) {
         const uint8_t *row = (const uint8_t *)a->bytes + r * a->stride;
         void *x = (char *)a->x + r * a->cols * width;
-        k_scale s = ref_scale_load(a, row);
+        k_scale s = k_scale_load(a, row);
         const k_vec scale = k_set(s.scale), bias = k_set(s.bias);
         for (int64_t from = 0; from < a->cols; from += CPU_CODES) {
             int64_t n = ref_min(a->cols - from, CPU_CODES);

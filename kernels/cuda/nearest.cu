@@ -9,6 +9,7 @@
 #include "cub.cuh"
 #include "scan.cuh"
 
+#include "../order.h"
 #include "../ref/scale.h"
 
 namespace {
@@ -16,12 +17,8 @@ namespace {
 enum { CHUNK = 1024, EACH = (int)PERI_NEAREST_MOST / (int)PERI_BLOCK };
 constexpr int64_t ITEMS_LEAST = 2048, PARTS_MOST = 512, BLOCKS = 2048;
 
-/** Bits that order as scores do; 0 is below all. */
-__device__ __forceinline__ uint32_t ordered(float s)
-{
-    const uint32_t u = k_bits(s == s ? s : -INFINITY);
-    return u & 0x80000000u ? ~u : u | 0x80000000u;
-}
+/** Bits that order as scores do; 0 is below all. And back. */
+__device__ __forceinline__ uint32_t ordered(float s) { return k_sort_key_f32(s == s ? s : -INFINITY); }
 __device__ __forceinline__ float unordered(uint32_t u) { return k_float(u & 0x80000000u ? u & 0x7fffffffu : ~u); }
 
 /** The best so far, the best first, in memory that the block shares. */
@@ -80,24 +77,7 @@ __device__ __forceinline__ float number(const peri_op_nearest &a, const uint8_t 
         const uint16_t h = ((const uint16_t *)item)[d];
         return a.dtype == PERI_F16 ? k_f16_to_f32(h) : k_bf16_to_f32(h);
     }
-    const int64_t bit = d * a.format.bits;
-    const uint8_t code = item[a.format.codes_at + bit / 8];
-    if (a.format.exponent_bits) return k_fp8_to_f32(code, a.format.exponent_bits, a.format.exponent_bias) / s.scale;
-    return fmaf((float)(code >> bit % 8 & ((1 << a.format.bits) - 1)), s.scale, s.bias);
-}
-
-__device__ k_scale scale_of(const peri_op_nearest &a, const uint8_t *item)
-{
-    if (!a.format.bits || a.format.scale_at < 0) return k_scale_make(1, 0, 1);
-    uint16_t h[2];
-    float f[2];
-    const uint8_t *at = item + a.format.scale_at;
-    if (!a.format.half) {
-        memcpy(f, at, 8);
-        return k_scale_make(f[0], f[1], 0);
-    }
-    memcpy(h, at, 4);
-    return k_scale_make(k_f16_to_f32(h[0]), k_f16_to_f32(h[1]), 0);
+    return k_row_number(&a.format, item, &s, d);
 }
 
 /** Room of a block: keys, then the list. */
@@ -134,7 +114,7 @@ __global__ void __launch_bounds__(PERI_BLOCK) parts(peri_k_nearest_args a)
                 float sum = 0;
                 if (from + e < past) {
                     const uint8_t *item = (const uint8_t *)op.items + (from + e) * op.stride;
-                    const k_scale s = scale_of(op, item);
+                    const k_scale s = op.format.bits ? k_scale_load(&op.format, item) : k_scale_make(1, 0, 1);
                     for (int64_t d = lane; d < op.dim; d += 32) sum = fmaf(query[d], number(op, item, s, d), sum);
                 }
                 for (int by = 16; by > 0; by /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, by);

@@ -29,21 +29,6 @@ static inline void ref_scale_store(const peri_k_rows_args *a, uint8_t *row, k_sc
     }
 }
 
-static inline k_scale ref_scale_load(const peri_k_rows_args *a, const uint8_t *row)
-{
-    k_scale s = {1, 0, 1};
-    if (a->scale_at < 0) return s;
-    if (a->half) {
-        uint16_t pair[2];
-        memcpy(pair, row + a->scale_at, 4);
-        s.scale = k_f16_to_f32(pair[0]);
-        s.bias = k_f16_to_f32(pair[1]);
-    } else {
-        memcpy(&s, row + a->scale_at, 8);
-    }
-    return s;
-}
-
 static void ref_rows_quantize(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_rows_args *a = args;
@@ -82,14 +67,7 @@ static void ref_rows_restore(const void *args, int64_t begin, int64_t end)
     const peri_k_rows_args *a = args;
     for (int64_t r = begin; r < end; r++) {
         const uint8_t *row = (const uint8_t *)a->bytes + r * a->stride;
-        k_scale s = ref_scale_load(a, row);
-        for (int64_t c = 0; c < a->cols; c++) {
-            int64_t bit = c * a->bits;
-            uint8_t code = row[a->codes_at + bit / 8];
-            float x;
-            if (a->exponent_bits) x = k_fp8_to_f32(code, a->exponent_bits, a->exponent_bias) / s.scale; /* 1 if there is none */
-            else x = fmaf((float)(code >> bit % 8 & ((1 << a->bits) - 1)), s.scale, s.bias);
-            ref_number_set(a->x, r * a->cols + c, a->dtype, x);
-        }
+        k_scale s = k_scale_load(a, row);
+        for (int64_t c = 0; c < a->cols; c++) ref_number_set(a->x, r * a->cols + c, a->dtype, k_row_number(a, row, &s, c));
     }
 }

@@ -19,6 +19,31 @@ K_INLINE k_scale k_scale_make(float scale, float bias, float inverse)
     return s;
 }
 
+/** Scale and bias as they lie in a row; 1 and 0 where it has none. */
+K_INLINE k_scale k_scale_load(const peri_k_rows_args *a, const uint8_t *row)
+{
+    k_scale s = {1, 0, 1};
+    if (a->scale_at < 0) return s;
+    if (a->half) {
+        uint16_t pair[2];
+        memcpy(pair, row + a->scale_at, 4);
+        s.scale = k_f16_to_f32(pair[0]);
+        s.bias = k_f16_to_f32(pair[1]);
+    } else {
+        memcpy(&s, row + a->scale_at, 8);
+    }
+    return s;
+}
+
+/** Number @c of a row of codes. */
+K_INLINE float k_row_number(const peri_k_rows_args *a, const uint8_t *row, const k_scale *s, int64_t c)
+{
+    const int64_t bit = c * a->bits;
+    const uint8_t code = row[a->codes_at + bit / 8];
+    if (a->exponent_bits) return k_fp8_to_f32(code, a->exponent_bits, a->exponent_bias) / s->scale;
+    return fmaf((float)(code >> bit % 8 & ((1 << a->bits) - 1)), s->scale, s->bias);
+}
+
 /** That of a row with a number that is not finite. */
 K_INLINE k_scale k_no_scale(void) { return k_scale_make(k_float(0x7fc00000u), k_float(0x7fc00000u), 0); }
 
