@@ -1,5 +1,5 @@
 -- names.lua: the public names of the library, as a program finds them, and which of them the definition files (lua/perilune/reference)
--- describe.
+-- describe. A method that a class has from one above it, or has in place of it, is described there.
 --
 --   luajit tests/reference/names.lua      writes tests/reference/undescribed.txt again: `make reference`
 package.path = "./?.lua;runtime/gen/?.lua;" .. package.path
@@ -58,6 +58,21 @@ function M.all()
   return list
 end
 
+--- Whether a method of a described class does what the description of the method says that a class above it has. `forward` of nn.Module
+--- says nothing of what a layer takes, so each layer describes its own.
+local function inherited(name, values, module)
+  local owner, key = name:match "^(.*)[%.:]([%w_]+)$"
+  local class = M.value(owner)
+  if type(class) ~= "table" or not values[class] then return false end
+  local base = rawget(class, "super")
+  while base do
+    local method = rawget(base, key)
+    if method ~= nil and values[method] then return not (key == "forward" and base == module) end
+    base = rawget(base, "super")
+  end
+  return false
+end
+
 --- Names without a description; and what the definition files describe: name -> entry, value -> entry.
 function M.undescribed(pages)
   local entries, values = {}, {}
@@ -68,9 +83,9 @@ function M.undescribed(pages)
       if value ~= nil and entry.kind ~= "value" then values[value] = entry end
     end
   end
-  local names = {}
+  local names, module = {}, require("perilune").nn.Module
   for _, e in ipairs(M.all()) do
-    if not values[e.value] then names[#names + 1] = e.name end
+    if not values[e.value] and not inherited(e.name, values, module) then names[#names + 1] = e.name end
   end
   return names, entries, values
 end

@@ -11,6 +11,19 @@ local function ends(full, name)
   return full == name or full:sub(-#name - 1) == "." .. name
 end
 
+--- The name under which a class above describes a method: "peri.nn.DLRM:state_dict" stands for "peri.nn.Module:state_dict"; nil: none does.
+local function inherited(name)
+  local class, key = name:match "^(.*)[%.:]([%w_]+)$"
+  if not class then return nil end
+  local base = M.find(class)[1]
+  while base do
+    for _, mark in ipairs { ":", "." } do
+      if manual().texts[base .. mark .. key] then return base .. mark .. key end
+    end
+    base = manual().bases[base]
+  end
+end
+
 --- The full names that a name may stand for, sorted: itself, or those that end with it.
 function M.find(name)
   local texts = manual().texts
@@ -21,6 +34,7 @@ function M.find(name)
     if ends(full, name) then found[#found + 1] = full
     elseif ends(full:lower(), name:lower()) then lower[#lower + 1] = full end
   end
+  if #found == 0 and #lower == 0 then return { inherited(name) } end
   return #found > 0 and found or lower
 end
 

@@ -40,6 +40,8 @@ function LRScheduler:seek(n)
   if momentum then self.optimizer:set_momentum(momentum) end
 end
 function LRScheduler:get_last_lr() return self.optimizer:lr() end
+--- The rate of step t (from 0), and the momentum, where it is cycled.
+function LRScheduler:rate() P.fail(("%s: no method 'rate'"):format(self.class_name)) end
 
 -- -- state ---------------------------------------------------------------------------------------------------------------------------
 
