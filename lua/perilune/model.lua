@@ -234,7 +234,7 @@ function DistributedModelParallel:init(args)
   for _, m in ipairs(module:modules()) do
     if m.reduction == "global_mean" and m.set_group then m:set_group(self.dense_env.pg) end
   end
-  self._accumulates, self._held, self._mid_step = false, 0, -1 -- passes whose gradients are kept; see mid_step
+  self._accumulates, self._held, self._mid_step = false, 0, -1 -- passes whose gradients are kept; see _note_step
   self._reducer, self._watcher, self._wrapped, self._home = false, false, false, P.state.world or false
   Tensor.stray_checks[self] = changes.check
   if a.init_data_parallel then self:init_data_parallel() end
@@ -278,7 +278,7 @@ function DistributedModelParallel:named_parameters(prefix)
   local list = self.module:named_parameters(prefix)
   list.elsewhere, list.group, list.spread = self.elsewhere, self.group, {}
   for i, sharded in ipairs(self.sharded) do
-    for _, e in ipairs(sharded:spread_parameters()) do
+    for _, e in ipairs(sharded:_spread_parameters()) do
       for _, part in ipairs { self._paths[i], prefix or "" } do e.name = part == "" and e.name or part .. "." .. e.name end
       list.spread[#list.spread + 1] = e
     end
@@ -305,7 +305,7 @@ function DistributedModelParallel:load_state_dict(map, strict)
 end
 function DistributedModelParallel:check_moment() changes.check_moment(self, "state_dict") end
 --- A pipeline's step is between the tables' update by batch `batch` and that of the dense part; -1: it is not.
-function DistributedModelParallel:mid_step(batch) rawset(self, "_mid_step", batch) end
+function DistributedModelParallel:_note_step(batch) rawset(self, "_mid_step", batch) end
 
 --- What checkpoint.save and load take for the model and `options`.
 local function with_parts(model, options)
@@ -355,7 +355,7 @@ function DistributedModelParallel:check_plan(plan)
 end
 
 --- The sharded modules were made again.
-function DistributedModelParallel:resharded()
+function DistributedModelParallel:_resharded()
   self.elsewhere = has_dense_tables(self.sharded)
   local optimizer = self._fused
   self._fused = false
@@ -462,12 +462,12 @@ function DistributedModelParallel:apply_accumulated()
 end
 --- While on, backward passes end when averages of dense gradients have set out; wait_averages, after each pass, waits for them. What a
 --- data_parallel_wrapper of one's own returned may have no `defer`: it waits in the pass. All ranks alike.
-function DistributedModelParallel:defer_averages(on)
+function DistributedModelParallel:_defer_averages(on)
   for _, reducer in ipairs(self:_reducers()) do
     if reducer.defer then reducer:defer(on) end
   end
 end
-function DistributedModelParallel:wait_averages()
+function DistributedModelParallel:_wait_averages()
   for _, reducer in ipairs(self:_reducers()) do
     if reducer.defer then reducer:finish() end
   end
@@ -493,7 +493,7 @@ M.get_unwrapped_module = M.get_module
 signature.check("model.", M, { get_module = "module: Module", get_unwrapped_module = "module: Module" })
 signature.check("DistributedModelParallel:", DistributedModelParallel, { save = "self: table, path: string, options: table?",
   load = "self: table, path: string, options: table?", backward = "self: table, loss: tensor, grad: tensor?",
-  accumulate = "self: table, on: boolean?", defer_averages = "self: table, on: boolean?",
+  accumulate = "self: table, on: boolean?", _defer_averages = "self: table, on: boolean?",
   reshard = "self: table, plan: any, options: table?", check_plan = "self: table, plan: table",
   copy = "self: table, device: device?", set_fused_learning_rate = "self: table, learning_rate: number" })
 

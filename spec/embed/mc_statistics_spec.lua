@@ -13,16 +13,16 @@ describe("statistics of maps", function()
     it("wait for nothing: " .. kind, function()
       local module, device, behind = module_of(kind, "opaque"), "opaque", 0
       local ids = peri.tensor({ 1, 2, 3, 4, 5, 6, 7, 8 }, "i64", device)
-      module:remap_values { ids }
+      module:_remap_values { ids }
       module:eval() -- looks only: nothing that a step would wait for
       for round = 1, 20 do
-        module:remap_values { ids }
+        module:_remap_values { ids }
         local s = module:statistics()
         assert.is_true(s.ids <= 8 * (round + 1))
         behind = behind + (s.ids < 8 * (round + 1) and 1 or 0) -- never, if it had waited
       end
       stream.current(device):synchronize()
-      module:remap_values { ids }
+      module:_remap_values { ids }
       stream.current(device):synchronize()
       assert.equal(8 * 22, module:statistics().ids)
       assert.is_true(behind > 0)

@@ -153,7 +153,7 @@ describe("semi-synchronous training", function()
     local optimizer, batches, list = support.optimizer(model), support.batches(world:rank(), device, n), {}
     for batch in batches do list[#list + 1] = batch end
     local rows = {}
-    for i, m in ipairs(model.sharded) do m:set_pipelined { forward = function() return rows[i] end } end
+    for i, m in ipairs(model.sharded) do m:_set_pipelined { forward = function() return rows[i] end } end
     local function look_up(b)
       local new = {}
       for i, m in ipairs(model.sharded) do new[i] = m:compute_and_output_dist(m:input_dist(list[b].sparse_features):wait()) end

@@ -83,7 +83,7 @@ function M.hash(r, device)
       output_segments = w.segments or segments_of(w), device = device, max_probe = max_probe, on_miss = on_miss, name = "t",
       eviction_policy_name = eviction, eviction_config = (single or feature) and { features = names,
         single_ttl = single and ttl[1] or nil, per_feature_ttl = feature and ttl or nil } or nil }
-    module:belongs_to("t", names)
+    module:_belongs_to("t", names)
     return module
   end
   w.model = collision.HashModel { segments = segments_of(w), bucket_of = w.bucket_of, on_miss = on_miss, max_probe = max_probe,
@@ -114,7 +114,7 @@ function M.batch(w, module, lists, training, device, step)
   module.training = training
   local tensors = {}
   for f, list in ipairs(lists) do tensors[f] = w.pool:tensor(list, device) end
-  local want, got = w.model:remap(lists, training), module:remap_values(tensors)
+  local want, got = w.model:remap(lists, training), module:_remap_values(tensors)
   for f in ipairs(lists) do same(want[f], got[f]:to_list(), ("rows of feature %d"):format(f), w, step) end
 end
 

@@ -101,7 +101,7 @@ local function place_hash(module, segments, list)
   local description, left = { name = module:title(), rows = module.zch_size, buckets = #segments - 1, segments = segments,
     spread = module.spread, input_hash_size = module.input_hash_size, on_miss = module.on_miss == "row" and "row" or "drop",
     device = "cpu" }, 0
-  module:describe_map(description, {})
+  module:_describe_map(description, {})
   description.evict, description.ttl, description.read_only, description.n_features = C.PERI_EVICT_NONE, nil, nil, 0
   local map, by_id = mc_map.new(description), {}
   for _, e in ipairs(list) do
@@ -123,7 +123,7 @@ end
 
 --- The states of the new map, by name: those of one that knows nothing, with the entries that have a row.
 local function new_states(kind, module, states, list)
-  local map, result = module:new_map { device = "cpu" }, {}
+  local map, result = module:_new_map { device = "cpu" }, {}
   local index = util.index_of(map:state_names())
   local shapes, arrays, dtypes = {}, {}, {}
   for name, i in util.ordered(index) do

@@ -18,13 +18,13 @@ local function maps_of(model)
   end
   for _, m in ipairs((model.wraps and model.module or model):named_modules()) do
     local collection = m.module
-    if collection._tables and collection.map_of then
+    if collection._tables and collection._map_of then
       for name, x in util.ordered(collection._tables) do
-        if x.module then add(m.path, name, x.module, function() return collection:map_of(name) end) end
+        if x.module then add(m.path, name, x.module, function() return collection:_map_of(name) end) end
       end
     elseif collection.managed_collision_modules then
       for name, module in util.ordered(collection:managed_collision_modules()) do
-        if module._device ~= "meta" then add(m.path, name, module, function() return module:settled_map() end) end
+        if module._device ~= "meta" then add(m.path, name, module, function() return module:_settled_map() end) end
       end
     end
   end

@@ -93,7 +93,7 @@ local function post(group, metas)
   local args, works = args_type(n), works_type(n)
   for i = 1, n do
     local a, meta = args[i - 1], metas[i]
-    a.kjt, a.key_splits, a.stagger, a.keys = KJT.ptr(meta.kjt), meta.dist._splits, meta.dist.stagger, meta.dist:keys_of(meta.kjt)
+    a.kjt, a.key_splits, a.stagger, a.keys = KJT.ptr(meta.kjt), meta.dist._splits, meta.dist.stagger, meta.dist:_keys_of(meta.kjt)
   end
   check(C.peri_exchange_kjts(group:ptr(), args, n, splits_out, works))
   local list = {}
@@ -122,7 +122,7 @@ function KJTAllToAll:init(pg, splits, stagger)
 end
 
 --- The C list of this rank's keys of a KJT: the same one as long as KJTs have the same keys.
-function KJTAllToAll:keys_of(kjt)
+function KJTAllToAll:_keys_of(kjt)
   local all = C.peri_kjt_keys(KJT.ptr(kjt))
   if self._keys and C.peri_keys_equal(all, self._input_keys.ptr) then return self._keys.ptr end
   if self._first + self._count > C.peri_keys_count(all) then return nil end -- the C call says what is wrong
@@ -167,7 +167,7 @@ function Fused:init(requests)
   for i = 1, #requests do
     local request = requests[i]
     if rawget(request, "deferred") then
-      deferred[#deferred + 1], post_deferred = request, request.post_deferred
+      deferred[#deferred + 1], post_deferred = request, request._post_deferred
     elseif Meta.is(request) then
       local group = request.dist.pg
       if not metas[group] then

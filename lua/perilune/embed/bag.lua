@@ -88,7 +88,7 @@ end
 
 --- Pooled rows of the features of a KeyedJaggedTensor, as a KeyedTensor [batch, columns]; the batch may have further keys.
 function EmbeddingBagCollection:forward(features)
-  self:check_features(features)
+  self:_check_features(features)
   local kjt = kjt_ptr(features)
   C.peri_kjt_describe(kjt, desc)
   if self._weighted and not desc.weighted then P.fail "EmbeddingBagCollection: is_weighted, but the batch has no weights" end
@@ -120,7 +120,7 @@ function EmbeddingBagCollection:forward(features)
   return KeyedTensor.wrap(kt_out[0])
 end
 
-function EmbeddingBagCollection:prepare_batch(features)
+function EmbeddingBagCollection:_prepare_batch(features)
   self:prepare(C.peri_kjt_keys(features.ptr), features:stride(), block_list)
   local weights = self._weighted and features:weights() or nil
   return { lookups = self._tbe:batch(features:values(), features:offsets(), self._blocks, weights) }
@@ -134,6 +134,6 @@ function EmbeddingBagCollection:is_weighted() return self._weighted end
 --- Columns of the output's parts, in the order of embedding_names.
 function EmbeddingBagCollection:embedding_dims() return self._dims end
 
-TableCollection.check_arguments(EmbeddingBagCollection)
+TableCollection._check_arguments(EmbeddingBagCollection)
 
 return EmbeddingBagCollection

@@ -3,7 +3,7 @@
 -- dense gradients. Memory is taken when it is first needed, so that a collection that is only a description (of what to shard) costs
 -- nothing.
 --
--- A class has the fields parameter_prefix and config_name, and calls setup in its init; its forward and prepare_batch say what becomes
+-- A class has the fields parameter_prefix and config_name, and calls setup in its init; its forward and _prepare_batch say what becomes
 -- of a batch.
 local ffi = require "ffi"
 local errors = require "perilune.errors"
@@ -138,7 +138,7 @@ function TableCollection:is_materialised() return self._tbe ~= false end
 -- -- batches ---------------------------------------------------------------------------------------------------------------------------
 
 --- An error unless `features` is a KeyedJaggedTensor.
-function TableCollection:check_features(features)
+function TableCollection:_check_features(features)
   if not KeyedJaggedTensor.is(features) then
     P.fail(("%s: features is %s, wanted a KeyedJaggedTensor"):format(self.class_name, errors.kind(features)))
   end
@@ -168,13 +168,13 @@ function TableCollection:prefetch(features)
   C.peri_kjt_describe(KeyedJaggedTensor.ptr(features), desc)
   if desc.variable_stride or not self:materialise():is_cached() then return end
   if self._ahead and self._ahead[features] then return end
-  local batch = P.lasting(self.prepare_batch, self, features)
+  local batch = P.lasting(self._prepare_batch, self, features)
   batch.lookups:prefetch()
   self._ahead = self._ahead or setmetatable({}, { __mode = "k" })
   self._ahead[features] = batch
 end
 
---- What prefetch has prepared of a batch (prepare_batch's result, with the field `lookups`), once; nil: nothing.
+--- What prefetch has prepared of a batch (_prepare_batch's result, with the field `lookups`), once; nil: nothing.
 function TableCollection:take_ahead(features)
   local batch = self._ahead and self._ahead[features]
   if batch then self._ahead[features] = nil end
@@ -191,7 +191,7 @@ function TableCollection:flush()
 end
 
 --- Its rows are given to raw ids by maps: a CollisionMoment compares both.
-function TableCollection:goes_with(moment)
+function TableCollection:_goes_with(moment)
   for i, t in ipairs(self._tbe and self.tables or {}) do
     if self._tbe:file(i) then
       P.fail(("%s: table '%s' was looked at before raw ids became its rows, and its file '%s' is open as one of other ids; give the "
@@ -309,9 +309,9 @@ signature.check("TableCollection:", TableCollection, {
   prepare = "self: table, keys: KeysPointer, stride: integer, block_list: callable", setup = "self: table, a: table" })
 
 --- Check the arguments of the methods that users call. For each class, so that messages name it.
-function TableCollection.check_arguments(class)
+function TableCollection._check_arguments(class)
   signature.check(class.class_name .. ":", class, {
-    prefetch = "self: table, features: KeyedJaggedTensor", prepare_batch = "self: table, features: KeyedJaggedTensor",
+    prefetch = "self: table, features: KeyedJaggedTensor", _prepare_batch = "self: table, features: KeyedJaggedTensor",
     reset_rows = "self: table, name: string, rows: tensor",
     weight = "self: table, name: string", table_state = "self: table, name: string, which: string?",
     cache_statistics = "self: table, name: string", set_learning_rate = "self: table, rate: number",

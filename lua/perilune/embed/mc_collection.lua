@@ -64,7 +64,7 @@ function ManagedCollisionCollection:init(args)
   self._features = features_of(self, configs, a.managed_collision_modules)
   for _, t in ipairs(configs) do
     local module = a.managed_collision_modules[t.name]
-    module:belongs_to(t.name, t.feature_names)
+    module:_belongs_to(t.name, t.feature_names)
     if not a.need_preprocess then module.input_hash_func = false end
     modules[t.name] = module
   end
@@ -107,7 +107,7 @@ function ManagedCollisionCollection:forward(features)
   for t = 1, #self._embedding_configs do
     local table_config, ids = self._embedding_configs[t], {}
     for i = 1, #table_config.feature_names do ids[i] = values:slice(1, edges[key + i], edges[key + i + 1]) end
-    local found = self._managed_collision_modules[table_config.name]:remap_values(ids)
+    local found = self._managed_collision_modules[table_config.name]:_remap_values(ids)
     for i = 1, #ids do rows[key + i] = found[i] end
     key = key + #ids
   end

@@ -43,12 +43,12 @@ local function moment_of(title, collection, mcc)
   local modules = mcc:managed_collision_modules()
   local moment = Moment(title, util.map(mcc:embedding_configs(), function(t)
     return { name = t.name, weight = ("_embedding_module.%s.%s.weight"):format(collection.parameter_prefix, t.name),
-      map = function() return modules[t.name]:settled_map() end,
+      map = function() return modules[t.name]:_settled_map() end,
       buckets = function() return 0, modules[t.name]:buckets() end,
-      file = function() return collection.goes_with and collection:file(t.name) or nil end }
+      file = function() return collection._goes_with and collection:file(t.name) or nil end }
   end), true)
-  for _, module in util.ordered(modules) do module:goes_with(moment) end
-  if collection.goes_with then collection:goes_with(moment) end -- quantized tables have no files
+  for _, module in util.ordered(modules) do module:_goes_with(moment) end
+  if collection._goes_with then collection:_goes_with(moment) end -- quantized tables have no files
   return moment
 end
 

@@ -129,7 +129,7 @@ function HashZchManagedCollisionModule:init(args)
 end
 
 --- Features of the table are those of the configuration.
-function HashZchManagedCollisionModule:check_features(names)
+function HashZchManagedCollisionModule:_check_features(names)
   local c = self.eviction_config
   if c and table.concat(c.features, "\n") ~= table.concat(names, "\n") then
     P.fail(("%s: eviction_config is for the features %s, the table's are %s"):format(self.class_name, table.concat(c.features, ", "),
@@ -141,7 +141,7 @@ local function is_read_only(self, name)
   local suffix = self.read_only_suffix
   return suffix ~= "" and name:lower():sub(-#suffix) == suffix
 end
-function HashZchManagedCollisionModule:has_read_only(features)
+function HashZchManagedCollisionModule:_has_read_only(features)
   for _, name in ipairs(features) do
     if is_read_only(self, name) then return true end
   end
@@ -154,17 +154,17 @@ function HashZchManagedCollisionModule:set_time(now)
   self._now = now -- of copies and shards too
 end
 
-function HashZchManagedCollisionModule:describe_map(list, features)
+function HashZchManagedCollisionModule:_describe_map(list, features)
   features = features or self._features or {}
   list.kind, list.evict, list.max_probe, list.n_features = "hash", self.policy, self.max_probe, #features
   local c = self.eviction_config
   if c then list.ttl = c.per_feature_ttl or c.single_ttl and { c.single_ttl } or nil end
-  if not (list.ttl and #list.ttl > 1) and not self:has_read_only(features) then list.n_features = 0 end
-  if self:has_read_only(features) then list.read_only = util.map(features, function(name) return is_read_only(self, name) end) end
+  if not (list.ttl and #list.ttl > 1) and not self:_has_read_only(features) then list.n_features = 0 end
+  if self:_has_read_only(features) then list.read_only = util.map(features, function(name) return is_read_only(self, name) end) end
 end
 
-function HashZchManagedCollisionModule:agreement()
-  local list, c = modules.ManagedCollisionModule.agreement(self), self.eviction_config
+function HashZchManagedCollisionModule:_agreement()
+  local list, c = modules.ManagedCollisionModule._agreement(self), self.eviction_config
   for _, line in ipairs { { "max_probe", ("%d"):format(self.max_probe) },
     { "eviction_policy_name", self.eviction_policy_name or "none" }, { "single_ttl", tostring(c and c.single_ttl or "none") },
     { "per_feature_ttl", c and c.per_feature_ttl and table.concat(c.per_feature_ttl, ", ") or "none" },

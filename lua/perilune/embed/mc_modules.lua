@@ -67,12 +67,12 @@ local function setup(self, a, buckets)
 end
 
 --- The table and the features that it is for, as its collection says.
-function ManagedCollisionModule:belongs_to(name, features)
+function ManagedCollisionModule:_belongs_to(name, features)
   if self._table and self._table ~= name then
     P.fail(("%s: it is of table '%s', and cannot be of '%s' too"):format(self.class_name, self._table, name))
   end
   self._table, self._features, self.name = name, features, self.name or name
-  self:check_features(features)
+  self:_check_features(features)
 end
 
 --- Rows of the table; the range of ids that spread "range" cuts; buckets; rows where buckets begin, and the end, as a list.
@@ -85,7 +85,7 @@ function ManagedCollisionModule:output_segments()
 end
 
 --- The map of buckets [first_bucket, first_bucket + n_buckets) (default: all) on a device: what the shards of a table have.
-function ManagedCollisionModule:new_map(args)
+function ManagedCollisionModule:_new_map(args)
   local a = util.named(self.class_name .. ":new_map", args, { device = util.optional, first_bucket = 0, n_buckets = 0,
     features = util.optional.list })
   local list = { name = self.name or self.class_name, rows = self.zch_size, buckets = self._buckets, spread = self.spread,
@@ -94,7 +94,7 @@ function ManagedCollisionModule:new_map(args)
   if self._segments then
     list.segments = util.map(self._segments, function(row) return row - self.output_global_offset end)
   end
-  self:describe_map(list, a.features)
+  self:_describe_map(list, a.features)
   local map = mc_map.new(list)
   if self._now then map:set_time(self._now) end
   return map
@@ -106,14 +106,14 @@ function ManagedCollisionModule:map()
     if self._device == "meta" then
       P.fail(self.class_name .. ": it is on device 'meta', a description without memory; shard it, or make it on a real device")
     end
-    self._map = P.lasting(self.new_map, self, { features = self._features or nil })
+    self._map = P.lasting(self._new_map, self, { features = self._features or nil })
     self._state = mc_state.State(self._map, 0, self._buckets, { ["_mch_remapped_ids_mapping"] = self.output_global_offset })
   end
   return self._map
 end
 
 --- The same, with what load_state_dict wrote.
-function ManagedCollisionModule:settled_map()
+function ManagedCollisionModule:_settled_map()
   self:map()
   self._state:settle()
   return self._map
@@ -137,7 +137,7 @@ end
 
 --- Rows (i64, from output_global_offset on) of the raw ids of this table's features: a list of i64 tensors, and of results. In training
 --- mode that is a step: ids are counted, learned and forgotten.
-function ManagedCollisionModule:remap_values(ids)
+function ManagedCollisionModule:_remap_values(ids)
   local map = self:map()
   self._state:settle()
   for i = 1, #ids do
@@ -165,7 +165,7 @@ end
 --- The features that batches have, in order: known from the first batch on, unless a collection said them.
 local function note_features(self, names)
   if not self._features then
-    self:check_features(names)
+    self:_check_features(names)
     self._features = names
   end
   if self.training and #names ~= #self._features then
@@ -181,7 +181,7 @@ function ManagedCollisionModule:forward(features)
   local is_kjt = KeyedJaggedTensor.is(given)
   note_features(self, names)
   local ids = util.map(names, function(name) return (is_kjt and given:get(name) or given[name]):values() end)
-  local rows, out = self:remap_values(ids), {}
+  local rows, out = self:_remap_values(ids), {}
   if is_kjt then return given:with_values(mc_state.join(rows)) end
   for i, name in ipairs(names) do
     local jt = given[name]
@@ -191,7 +191,7 @@ function ManagedCollisionModule:forward(features)
 end
 
 --- What ranks that share the table must have alike, beside its rows and buckets: a list of { name, value as text }.
-function ManagedCollisionModule:agreement()
+function ManagedCollisionModule:_agreement()
   return { { "managed_collision_module", self.class_name }, { "on_miss", self.on_miss } }
 end
 
@@ -234,7 +234,7 @@ function ManagedCollisionModule:own_state()
 end
 
 --- Its rows are those of a table: a CollisionMoment compares them.
-function ManagedCollisionModule:goes_with(moment) rawset(self, "_moment", moment) end
+function ManagedCollisionModule:_goes_with(moment) rawset(self, "_moment", moment) end
 
 local BELOW = "_managed_collision_collection._managed_collision_modules."
 
@@ -269,7 +269,7 @@ function ManagedCollisionModule:copy(device)
 end
 
 --- An error unless a table's features are what its policy asks for.
-function ManagedCollisionModule:check_features() end -- luacheck: ignore 212
+function ManagedCollisionModule:_check_features() end -- luacheck: ignore 212
 
 function ManagedCollisionModule:extra_text()
   if not self.zch_size then return "" end -- the base itself
@@ -328,12 +328,12 @@ function MCHManagedCollisionModule:init(args)
   self.asks = self.eviction_policy.kind == C.PERI_EVICT_USER
 end
 
-function MCHManagedCollisionModule:describe_map(list)
+function MCHManagedCollisionModule:_describe_map(list)
   list.kind, list.policy, list.eviction_interval = "mch", self.eviction_policy, self.eviction_interval
   list.history_capacity = self.history_capacity
 end
-function MCHManagedCollisionModule:agreement()
-  local list, policy = ManagedCollisionModule.agreement(self), self.eviction_policy
+function MCHManagedCollisionModule:_agreement()
+  local list, policy = ManagedCollisionModule._agreement(self), self.eviction_policy
   for _, line in ipairs { { "eviction_policy", policy.class_name }, { "decay_exponent", tostring(policy.decay_exponent) },
     { "threshold_filtering_func", tostring(policy.threshold_filtering_func or "none") },
     { "eviction_interval", ("%d"):format(self.eviction_interval) }, { "history_capacity", ("%d"):format(self.history_capacity) },

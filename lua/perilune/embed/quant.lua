@@ -53,7 +53,7 @@ function QuantCollection:init(args)
   self._remap = a.pruned and P.lasting(Remap, f, self.tables, self._outputs, a.pruned, a.device) or false
   self._order = ffi.new("int32_t[?]", #self._outputs) -- the place of each output's feature in the keys of a batch
   self._arrange = false -- whether batches are rearranged to one key for each output
-  self:setup_output(a)
+  self:_setup_output(a)
 end
 
 --- Rows that table i has in memory: those that pruning left.
@@ -146,7 +146,7 @@ end
 
 --- A description of a batch: an error unless it is one, and has weights exactly if `weighted`.
 local function describe(self, features, weighted)
-  self:check_features(features)
+  self:_check_features(features)
   C.peri_kjt_describe(kjt_ptr(features), desc)
   if desc.weighted == weighted then return desc end
   if weighted then P.fail(self.class_name .. ": is_weighted, but the batch has no weights") end
@@ -162,7 +162,7 @@ local Bags = QuantCollection:extend "QuantEmbeddingBagCollection"
 Bags.sharder = "QuantEmbeddingBagCollectionSharder" -- in peri.shard
 Bags.config_name, Bags.parameter_prefix = "EmbeddingBagConfig", "embedding_bags"
 
-function Bags:setup_output(a)
+function Bags:_setup_output(a)
   self._weighted, self._width, self._columns = a.is_weighted, 0, {}
   for i, dim in ipairs(self._dims) do
     self._columns[i] = self._width
@@ -233,7 +233,7 @@ local Rows = QuantCollection:extend "QuantEmbeddingCollection"
 Rows.sharder = "QuantEmbeddingCollectionSharder" -- in peri.shard
 Rows.config_name, Rows.parameter_prefix = "EmbeddingConfig", "embeddings"
 
-function Rows:setup_output(a)
+function Rows:_setup_output(a)
   local first = self.tables[1]
   for _, t in ipairs(self.tables) do
     if t.embedding_dim ~= first.embedding_dim then

@@ -87,7 +87,7 @@ end
 --- The rows of the features of a KeyedJaggedTensor: name -> JaggedTensor of [ids of the feature, embedding_dim] with the feature's
 --- lengths; with need_indices its weights are the ids. The batch may have further keys.
 function EmbeddingCollection:forward(features)
-  self:check_features(features)
+  self:_check_features(features)
   local kjt = kjt_ptr(features)
   C.peri_kjt_describe(kjt, desc)
   if desc.weighted then
@@ -119,7 +119,7 @@ function EmbeddingCollection:forward(features)
   return outputs.by_name(self)
 end
 
-function EmbeddingCollection:prepare_batch(features)
+function EmbeddingCollection:_prepare_batch(features)
   self:prepare(C.peri_kjt_keys(features.ptr), features:stride(), block_list)
   local batch = outputs.arranged(self, features)
   local ids = batch:values()
@@ -144,6 +144,6 @@ function EmbeddingCollection:embedding_names_by_table()
   return lists
 end
 
-TableCollection.check_arguments(EmbeddingCollection)
+TableCollection._check_arguments(EmbeddingCollection)
 
 return EmbeddingCollection

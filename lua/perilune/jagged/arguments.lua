@@ -28,7 +28,7 @@ end
 function M.tensor(func, what, value, dtype, device)
   if value == nil or Tensor.is(value) then return value end
   if type(value) ~= "table" then P.fail(("%s: %s is a %s, wanted a tensor or a list"):format(func, what, type(value))) end
-  return Tensor.named_tensor(func .. ": " .. what, value, dtype, device)
+  return Tensor._named_tensor(func .. ": " .. what, value, dtype, device)
 end
 
 --- The pointer of a tensor or nil.

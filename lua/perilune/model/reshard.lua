@@ -37,8 +37,8 @@ local function keepers_of(model)
     tensors[sharded] = true
     for _, p in ipairs(sharded:parameters()) do tensors[p] = true end
   end
-  for _, keeper in ipairs(parameter.keepers_of(tensors)) do
-    local why = keeper.rebind_refusal and keeper:rebind_refusal() or not keeper.rebind and "it cannot take other parameters"
+  for _, keeper in ipairs(parameter._keepers_of(tensors)) do
+    local why = keeper._rebind_refusal and keeper:_rebind_refusal() or not keeper._rebind and "it cannot take other parameters"
     if why then
       P.fail(("%s: tables with compute_kernel dense are trained by a %s, and %s"):format(FUNC, keeper.class_name, why))
     end
@@ -98,13 +98,13 @@ local function go_to(a, plans, path)
     end
     for i, sharded in ipairs(a.modules) do
       for _, file in ipairs(paths[i]) do os.remove(file) end
-      sharded:remake(plans[i])
+      sharded:_remake(plans[i])
     end
   end, P.locate)
   all_or_none({ a.group }, FUNC, not ok and err or nil)
   if a.rebind then a.rebind() end
   checkpoint.load(path, parts_of(a.modules, a.keepers), { group = a.shared })
-  for _, sharded in ipairs(a.modules) do sharded:remade() end
+  for _, sharded in ipairs(a.modules) do sharded:_remade() end
 end
 
 --- Put sharded modules under other plans. a: modules, a list of ShardedModules; plans, one for each; keepers: optimizers of their dense
@@ -154,13 +154,13 @@ function M.reshard(model, plan, options)
   local plans = util.map(model.sharded, function(sharded, i) return plan:get_plan_for_module(model._paths[i]) or sharded.plan end)
   local function rebind()
     local params = #keepers > 0 and model:named_parameters()
-    for _, keeper in ipairs(keepers) do keeper:rebind(params) end
+    for _, keeper in ipairs(keepers) do keeper:_rebind(params) end
   end
   err = M.modules { modules = model.sharded, plans = plans, keepers = keepers, rebind = rebind, folder = folder, group = group,
     shared = model.group }
   if not err then model.plan = plan end
   retire(before, model)
-  model:resharded()
+  model:_resharded()
   if err then error(err, 0) end
 end
 

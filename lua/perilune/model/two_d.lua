@@ -110,7 +110,7 @@ function DMPCollection:_find_tables()
         if not s.dense then self._averaged[#self._averaged + 1] = { tensor = tensor, weight = name == "weight" } end
       end
     end
-    sharded:settle_with(function() self:wait() end)
+    sharded:_settle_with(function() self:wait() end)
   end
   for _, work in ipairs(pending) do work:wait() end
 end
@@ -129,12 +129,12 @@ function DMPCollection:init_data_parallel()
 end
 
 --- After reshard the tables that are averaged are others.
-function DMPCollection:resharded()
+function DMPCollection:_resharded()
   self._averaged = setmetatable({}, {})
   self:_find_tables()
   if self._of_shards then self._of_shards:detach() end
   self._of_shards = false
-  DistributedModelParallel.resharded(self)
+  DistributedModelParallel._resharded(self)
 end
 
 --- Both reducers.

@@ -186,7 +186,7 @@ M.Dropout = Dropout
 function Dropout:init(args)
   self.p = util.named("Dropout", args, { p = 0.5 }).p
   if not (self.p >= 0 and self.p < 1) then P.fail(("Dropout: p is %g, allowed: 0 <= p < 1"):format(self.p)) end
-  self.seed, self.stream, self.step = P.state.seed, parameter.dropout_stream(), 0
+  self.seed, self.stream, self.step = P.state.seed, parameter._dropout_stream(), 0
 end
 
 --- The number, in the batch of all ranks, of the first element of a tensor.

@@ -111,15 +111,15 @@ end
 function Optimizer:retire(i, why) self._retired = ("parameter '%s' %s"):format(self._names[i], why) end
 Optimizer._retired = false
 
---- Why rebind cannot be; nil: it can.
-function Optimizer:rebind_refusal()
+--- Why _rebind cannot be; nil: it can.
+function Optimizer:_rebind_refusal()
   if self.params.spread then return nil end
   return "its parameters have no names: make it of model:named_parameters()"
 end
 
 --- Train what has the same names in another list (DistributedModelParallel:named_parameters) from now on: tables were cut otherwise.
 --- Numbers stay, states are those of the first step; whoever calls it loads them.
-function Optimizer:rebind(params)
+function Optimizer:_rebind(params)
   local wanted, numbers, list = util.index_of(self.names), {}, { elsewhere = params.elsewhere, group = params.group, spread = {} }
   local pieces, own = spread.pieces_of(params.spread), {}
   for _, e in ipairs(params.spread or {}) do
@@ -129,7 +129,7 @@ function Optimizer:rebind(params)
     end
   end
   for _, p in ipairs(params) do
-    signature.value("optimizer:rebind", "an entry of params", p, "table")
+    signature.value("optimizer:_rebind", "an entry of params", p, "table")
     if own[p.tensor] or wanted[p.name] and not pieces[p.tensor] then list[#list + 1] = p end
   end
   for _, name in ipairs(self.numbers) do numbers[name] = self:get(name) end
@@ -485,7 +485,7 @@ function CombinedOptimizer:check_state(map, prefix)
 end
 
 signature.kind("optimizer", "an optimizer", function(x) return type(x) == "table" and (Optimizer.is(x) or type(x.step) == "function") end)
-signature.check("optimizer:", Optimizer, { rebind = "self: table, params: list",
+signature.check("optimizer:", Optimizer, { _rebind = "self: table, params: list",
   restart_rows = "self: table, i: count, first: count, n: count",
   get = "self: table, name: string", set = "self: table, name: string, value: number",
   set_lr = "self: table, lr: number", set_momentum = "self: table, value: number" })

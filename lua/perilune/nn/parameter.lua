@@ -32,7 +32,7 @@ function M._next_stream()
 end
 
 --- First stream of a new dropout layer.
-function M.dropout_stream()
+function M._dropout_stream()
   local n = state.dropouts_made
   state.dropouts_made = n + 1
   return (DROPOUT + n) * 2 ^ 32
@@ -50,7 +50,7 @@ function M.keep_rows(keeper, parameters) keepers[keeper] = parameters end
 
 --- Those that keep something for one of `tensors` (a set), or for tables of sharded modules that are in it too, of which this rank may
 --- have no rows (spread.lua): a list, in no order.
-function M.keepers_of(tensors)
+function M._keepers_of(tensors)
   local list = {}
   for keeper, parameters in pairs(keepers) do -- any order: whoever asks sorts them
     local has = false
@@ -132,7 +132,7 @@ function M.xavier_normal(shape, dtype, device)
 end
 
 signature.check("parameter.", M, {
-  keepers_of = "tensors: table",
+  _keepers_of = "tensors: table",
   retire = "tensors: list, why: string", restart_rows = "parameter: tensor, rows: tensor", keep_rows = "keeper: table, parameters: list",
   uniform = "shape: list, low: number, high: number, dtype: dtype?, device: device?",
   normal = "shape: list, mean: number, deviation: number, dtype: dtype?, device: device?",

@@ -3,7 +3,7 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local Flight = require "perilune.pipeline.flight"
-local post_deferred = require("perilune.shard.embedding").post_deferred
+local post_deferred = require("perilune.shard.embedding")._post_deferred
 local kind_of = require("perilune.errors").kind
 
 local M = {}
@@ -129,7 +129,7 @@ function M.follow_changes(pipeline, first)
       contexts = contexts or in_flight(pipeline, first)
       if changed and not (loaded or everywhere or f.module.group:size() == 1) then refuse_changes_here(pipeline, f) end
       send_again(pipeline.class_name, f, contexts, loaded)
-      f:note_tables(f.everywhere)
+      f:_note_tables(f.everywhere)
     end
   end
 end
@@ -146,7 +146,7 @@ end
 --- After a step that has looked up rows of later batches (from number `first` on): the tables as they are now are those of these rows.
 function M.note_changes(pipeline, first)
   local forwards, ring = pipeline.forwards, pipeline.ring
-  for i = 1, #forwards do forwards[i]:note_tables(looked_up(ring, i, first)) end
+  for i = 1, #forwards do forwards[i]:_note_tables(looked_up(ring, i, first)) end
 end
 
 --- A module that was not called has ids or rows on their way that nobody takes.
@@ -184,7 +184,7 @@ end
 --- The tables have learned from a batch, from which an optimizer has yet to train the dense part.
 local function tables_learned(pipeline, context)
   pipeline.learned = context.index
-  if pipeline.optimizer and pipeline.model.mid_step then pipeline.model:mid_step(context.index) end
+  if pipeline.optimizer and pipeline.model._note_step then pipeline.model:_note_step(context.index) end
 end
 
 function M.backward(pipeline, context, operation)
@@ -196,11 +196,11 @@ function M.backward(pipeline, context, operation)
   elseif operation.scale ~= 1 then grad = Tensor.full(loss:shape(), operation.scale, loss:dtype(), loss:device()) end
   local hooks = pipeline.hooks
   if hooks then hooks:set(context) end
-  local deferred = pipeline.plan.first.wait_grads and model.defer_averages
-  if deferred then model:defer_averages(true) end
+  local deferred = pipeline.plan.first.wait_grads and model._defer_averages
+  if deferred then model:_defer_averages(true) end
   if model.backward then model:backward(loss, grad) else loss:backward(grad) end
   if deferred then
-    model:defer_averages(false)
+    model:_defer_averages(false)
     pipeline.averaging = true
   end
   if not pipeline.plan.first.update then tables_learned(pipeline, context) end
@@ -213,7 +213,7 @@ end
 function M.wait_grads(pipeline)
   if not pipeline.averaging then return end
   pipeline.averaging = false
-  pipeline.model:wait_averages()
+  pipeline.model:_wait_averages()
 end
 
 function M.receive(pipeline, context, o) context.input = pipeline.stage:receive(context, o) end
@@ -232,7 +232,7 @@ function M.sync(pipeline) pipeline.model:sync() end
 function M.optimizer(pipeline, context)
   if not pipeline.optimizer then return end
   pipeline.optimizer:step()
-  if pipeline.model.mid_step and context.index >= pipeline.learned then pipeline.model:mid_step(-1) end
+  if pipeline.model._note_step and context.index >= pipeline.learned then pipeline.model:_note_step(-1) end
 end
 
 function M.zero_grad(pipeline)

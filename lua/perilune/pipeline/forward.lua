@@ -86,7 +86,7 @@ end
 function BaseForward:ready() return not self.refusal and (self.given or self.args) and true or false end
 
 --- Batches of the pipeline are in flight, or none is any more.
-function BaseForward:fly(on) self.module:in_flight(self, on) end
+function BaseForward:_fly(on) self.module:_in_flight(self, on) end
 
 --- Whether state was loaded into the module since this was asked last.
 function BaseForward:loaded()
@@ -97,7 +97,7 @@ function BaseForward:loaded()
 end
 
 --- Rows of later batches are here (ahead), and are those of the tables as they are now.
-function BaseForward:note_tables(ahead)
+function BaseForward:_note_tables(ahead)
   self.everywhere, self.here = false, false
   if not ahead then return end
   self.module:settle()
@@ -181,7 +181,7 @@ local function looked_at(n) return n < 3 or bit.band(n, n - 1) == 0 end
 
 --- The model must call the module with what `inputs` said. What they are and how much of it is looked at in every batch; the numbers, which
 --- costs something, now and then.
-function BaseForward:check_given(context, a, b, c)
+function BaseForward:_check_given(context, a, b, c)
   local sent, whole = context.sent[self.index], looked_at(context.index)
   local why, number = difference(sent[1], a, whole), 1
   if not why then why, number = difference(sent[2], b, whole), 2 end
@@ -193,7 +193,7 @@ end
 
 --- The model must call the module with what has been sent already.
 function BaseForward:check(context, a, b, c)
-  if self.given then return self:check_given(context, a, b, c) end
+  if self.given then return self:_check_given(context, a, b, c) end
   local args, sent = self.args, context.sent[self.index]
   if not args then return end
   if same(sent[1], a) and same(sent[2], b) and same(sent[3], c) then return end
@@ -215,7 +215,7 @@ M.PipelinedForward = PipelinedForward
 
 function PipelinedForward:forward(a, b, c)
   local context, i = self.context, self.index
-  if not context then return self.module:whole_forward(a, b, c) end -- not in a step of the pipeline
+  if not context then return self.module:_whole_forward(a, b, c) end -- not in a step of the pipeline
   local rows, dist = context.rows[i], context.dists[i]
   if rows or dist then
     context.rows[i], context.dists[i] = false, false
@@ -223,7 +223,7 @@ function PipelinedForward:forward(a, b, c)
     return rows or self:lookup(dist)
   end
   if not self.refusal and not self:ready() then self:learn(context.batch, a, b, c) end
-  return self.module:whole_forward(a, b, c)
+  return self.module:_whole_forward(a, b, c)
 end
 
 --- The same of a module whose rows a schedule brings into memory.

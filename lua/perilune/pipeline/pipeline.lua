@@ -14,7 +14,7 @@ local shard = require "perilune.shard"
 local get_module = require("perilune.model").get_module
 local agree = require("perilune.dist.collective_utils").agree
 local Schedule = require "perilune.pipeline.schedule"
-local hash_of = Schedule.hash_of
+local hash_of = Schedule._hash_of
 local Supply = require "perilune.pipeline.supply"
 local Streams = require "perilune.pipeline.streams"
 local contexts = require "perilune.pipeline.context"
@@ -198,7 +198,7 @@ end
 --- that was attached. Calls of the model outside of the pipeline's steps are as ever.
 function Pipeline:attach()
   self.attached = true
-  for _, f in ipairs(self.forwards) do f.module:set_pipelined(f) end
+  for _, f in ipairs(self.forwards) do f.module:_set_pipelined(f) end
   if self.hooks then self.hooks:attach() end
 end
 
@@ -206,7 +206,7 @@ end
 function Pipeline:detach()
   self.attached = false
   for _, f in ipairs(self.forwards) do
-    if rawequal(f.module._pipelined, f) then f.module:set_pipelined(false) end
+    if rawequal(f.module._pipelined, f) then f.module:_set_pipelined(false) end
   end
   if self.hooks then self.hooks:detach() end
 end
@@ -251,7 +251,7 @@ end
 
 --- Tell the modules whether batches are in flight.
 local function fly(self, on)
-  for _, f in ipairs(self.forwards) do f:fly(on) end
+  for _, f in ipairs(self.forwards) do f:_fly(on) end
 end
 
 local function close(self, context)
@@ -292,7 +292,7 @@ local function begin(self, batches)
     if self.stage then compare_stages(self) end
   end
   self.agreed, self.next, self.before, self.learned = true, 0, self.steps, -1
-  if type(self.model) == "table" and self.model.mid_step then self.model:mid_step(-1) end
+  if type(self.model) == "table" and self.model._note_step then self.model:_note_step(-1) end
   self:attach()
   self.supply:start(batches, self.again)
   self.again = false

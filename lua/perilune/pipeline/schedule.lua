@@ -264,7 +264,7 @@ function Schedule:facts() return facts_of(self) end
 function Schedule:text() return text_of(self:facts()) end
 
 --- 16 hexadecimal digits of such a list (FNV-1a of its text).
-function Schedule.hash_of(facts)
+function Schedule._hash_of(facts)
   local text, high, low = text_of(facts), 0xcbf29ce4, 0x84222325
   for i = 1, #text do -- a 64-bit product of two halves, each below 2^53
     low = bit.bxor(low, text:byte(i)) % 2 ^ 32
@@ -276,7 +276,7 @@ function Schedule.hash_of(facts)
 end
 
 --- Equal on ranks that run the same schedule.
-function Schedule:hash() return Schedule.hash_of(self:facts()) end
+function Schedule:hash() return Schedule._hash_of(self:facts()) end
 
 function Schedule:__tostring() return require("perilune.pipeline.show").table_of(self) end
 
@@ -284,7 +284,7 @@ signature.kind("Schedule", "a Schedule", Schedule.is)
 signature.check("Schedule:", Schedule, { move = "self: Schedule, name: string, where: table, changes: table?",
   insert = "self: Schedule, o: table, where: table?", set = "self: Schedule, changes: table", retime = "self: Schedule, aheads: table",
   with = "self: Schedule, changes: table", called = "self: Schedule, name: string", check = "self: Schedule, facts: table?" })
-signature.check("Schedule.", Schedule, { hash_of = "facts: list" })
+signature.check("Schedule.", Schedule, { _hash_of = "facts: list" })
 signature.check_each("Schedule:", Schedule, { "text", "facts", "hash" }, "self: Schedule")
 
 return Schedule

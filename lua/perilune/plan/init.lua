@@ -48,8 +48,8 @@ function M.load(source, env)
   local from, file, ran = "plan", type(source) == "string" and source, false
   env = M.environment(env)
   if type(source) == "string" then
-    if source:match "%.json$" then return json.load_json(source):note_file(source) end
-    if source:match "%.plan$" then return json.load_text(source):note_file(source) end
+    if source:match "%.json$" then return json.load_json(source):_note_file(source) end
+    if source:match "%.plan$" then return json.load_text(source):_note_file(source) end
     from = source
     local chunk, err = loadfile(source)
     if not chunk then
@@ -63,7 +63,7 @@ function M.load(source, env)
     P.fail(("%s %s %s, wanted a ShardingPlan"):format(from, ran and "returns" or "is", errors.kind(source)))
   end
   local plan = types.ShardingPlan.is(source) and source or types.ShardingPlan(source)
-  return file and plan:note_file(file) or plan
+  return file and plan:_note_file(file) or plan
 end
 
 --- The plan of one module from per-table shorthands, checked against its tables at once.

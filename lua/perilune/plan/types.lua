@@ -320,7 +320,7 @@ function ShardingPlan:init(modules)
 end
 
 --- Remember the file that the plan was read from: what is wrong with it is often seen only beside a model. Returns the plan.
-function ShardingPlan:note_file(path)
+function ShardingPlan:_note_file(path)
   self.from = path
   for _, module_plan in util.ordered(self.plan) do module_plan.from = path end
   return self

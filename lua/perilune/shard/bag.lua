@@ -36,12 +36,12 @@ function ShardedEmbeddingBagCollection:init(args)
   self._names, self._dims = config.output_names(self.tables)
   self._keys = jagged.Keys.of(self._names)
   self._lengths = ffi.new("int64_t[?]", #self._dims, self._dims)
-  self:made_of(args)
+  self:_keep_arguments(args)
 end
 
 function ShardedEmbeddingBagCollection:input_dist(features)
   local batch, pools = features, nil
-  if self._dedup then batch, pools = self:at_home(self._dedup.shorten, self._dedup, features) end
+  if self._dedup then batch, pools = self:_at_home(self._dedup.shorten, self._dedup, features) end
   local stage = ShardedEmbeddingModule.input_dist(self, batch)
   stage.pools = pools
   return stage
@@ -68,7 +68,7 @@ end
 --- The tables' configurations.
 function ShardedEmbeddingBagCollection:embedding_bag_configs() return self.tables end
 
-ShardedEmbeddingModule.check_arguments(ShardedEmbeddingBagCollection, "features: KeyedJaggedTensor")
+ShardedEmbeddingModule._check_arguments(ShardedEmbeddingBagCollection, "features: KeyedJaggedTensor")
 
 --- Its sharder.
 local EmbeddingBagCollectionSharder = util.class("EmbeddingBagCollectionSharder", ModuleSharder)

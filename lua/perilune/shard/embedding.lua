@@ -52,7 +52,7 @@ local inputs, works, room = nil, nil, 0 -- of post_deferred
 
 --- The ids of `list` (of what defer returned), n of them, set out: what ranks tell each other before is one message a group. Those that
 --- have set out already are left alone. Collective: all ranks list the same modules in the same order.
-function IdsAwaitable.post_deferred(list, n)
+function IdsAwaitable._post_deferred(list, n)
   if n > #list then P.fail(("post_deferred: n is %d, and the list has %d"):format(n, #list)) end
   if n > room then
     room = 2 * n
@@ -85,8 +85,8 @@ end
 
 local ShardedEmbeddingModule = ShardedModule:extend "ShardedEmbeddingModule"
 
-signature.check("post_deferred:", IdsAwaitable, { post_deferred = "list: list, n: count" })
-ShardedEmbeddingModule.post_deferred = IdsAwaitable.post_deferred
+signature.check("post_deferred:", IdsAwaitable, { _post_deferred = "list: list, n: count" })
+ShardedEmbeddingModule._post_deferred = IdsAwaitable._post_deferred
 
 --- Its kind in C, PERI_SHARDED_*. Classes have their own.
 ShardedEmbeddingModule.kind = C.PERI_SHARDED_EBC
@@ -170,7 +170,7 @@ function ShardedEmbeddingModule:_register_dense()
   end
 end
 
-function ShardedEmbeddingModule:spread_parameters() return states.spread_parameters(self, self._dense) end
+function ShardedEmbeddingModule:_spread_parameters() return states._spread_parameters(self, self._dense) end
 
 -- -- stages ------------------------------------------------------------------------------------------------------------------------
 
@@ -183,7 +183,7 @@ end
 
 --- What f(a, b, c, d) makes of an input before its ids leave; its error is one on all ranks. Alone there is nobody to tell, and the next
 --- input is welcome.
-function ShardedEmbeddingModule:at_home(f, a, b, c, d)
+function ShardedEmbeddingModule:_at_home(f, a, b, c, d)
   local ok, result, more = pcall(f, a, b, c, d)
   if ok then return result, more end
   if self.group:size() > 1 then
@@ -207,7 +207,7 @@ end
 function ShardedEmbeddingModule:prefetch(dist)
   local work = arrived(self, "prefetch", dist)
   while check(C.peri_sharded_prefetch(module_ptr(self._ref), work.ptr)) == C.PERI_PENDING do
-    self:at_home(self.give_scores, self)
+    self:_at_home(self._give_scores, self)
   end
 end
 
@@ -215,14 +215,14 @@ end
 function ShardedEmbeddingModule:lookup(dist)
   local work = arrived(self, "compute_and_output_dist", dist)
   while check(C.peri_sharded_compute_and_output_dist(module_ptr(self._ref), work.ptr, work_out)) == C.PERI_PENDING do
-    self:at_home(self.give_scores, self)
+    self:_at_home(self._give_scores, self)
   end
   work:release()
   return RowsAwaitable(self, work_out[0])
 end
 
 --- Scores that maps of raw ids wait for: of modules that have such maps (mc_embedding.lua).
-function ShardedEmbeddingModule:give_scores() P.fail(self.class_name .. ": no map of raw ids") end
+function ShardedEmbeddingModule:_give_scores() P.fail(self.class_name .. ": no map of raw ids") end
 
 --- See ShardedModule:output_dist. What cannot become a result is refused here, not when somebody uses it.
 function ShardedEmbeddingModule:output_dist(rows)
@@ -248,7 +248,7 @@ function ShardedEmbeddingModule:_result(values, rows) return values end -- luach
 -- -- files -------------------------------------------------------------------------------------------------------------------------
 
 --- Of which map of raw ids the rows of a table are, on this rank, as Moment:mark says it; nil: ids are rows (mc_embedding.lua).
-function ShardedEmbeddingModule:map_mark(name) end -- luacheck: ignore 212
+function ShardedEmbeddingModule:_map_mark(name) end -- luacheck: ignore 212
 
 --- The C module, or an error after release.
 function ShardedEmbeddingModule:_pointer() return module_ptr(self._ref) end
@@ -261,7 +261,7 @@ end
 
 --- Give the memory and files back now; the module is of no use afterwards. Tables in files: flush first.
 function ShardedEmbeddingModule:release()
-  if self._ref then self._ref:release() end -- else it was made half: see remake
+  if self._ref then self._ref:release() end -- else it was made half: see _remake
 end
 
 -- -- state -------------------------------------------------------------------------------------------------------------------------
@@ -364,7 +364,7 @@ function ShardedEmbeddingModule:copy(device)
 end
 
 --- Keep the arguments that the class was called with, for copy; called at the end of init.
-function ShardedEmbeddingModule:made_of(args)
+function ShardedEmbeddingModule:_keep_arguments(args)
   self._made_of = setmetatable(util.copy(args), {}) -- a metatable: no place to look for modules
 end
 
@@ -392,9 +392,9 @@ function ShardedEmbeddingModule:fused_optimizer()
   return self._fused_optimizer
 end
 
---- See ShardedModule:remake. The optimizer is the object that it was.
-function ShardedEmbeddingModule:remake(plan)
-  ShardedModule.remake(self, plan)
+--- See ShardedModule:_remake. The optimizer is the object that it was.
+function ShardedEmbeddingModule:_remake(plan)
+  ShardedModule._remake(self, plan)
   local optimizer = self._fused_optimizer
   self._fused_optimizer = nil
   local made = self:fused_optimizer()
@@ -413,7 +413,7 @@ signature.kind("Rows", "what compute returned", RowsAwaitable.is,
   function(x) return IdsAwaitable.is(x) and "is what input_dist returned, wanted what compute made of it" end)
 
 --- Check the arguments of the methods of a class, under its name: those of forward, and of the stages.
-function ShardedEmbeddingModule.check_arguments(class, names)
+function ShardedEmbeddingModule._check_arguments(class, names)
   local line = "self: table, " .. names
   for _, name in ipairs { "input_dist", "forward", "compute", "output_dist", "compute_and_output_dist", "prefetch", "lookup", "output",
     "copy_from", "set_learning_rate", "set_iteration" } do
@@ -436,9 +436,9 @@ function ShardedEmbeddingModule.check_arguments(class, names)
 end
 
 signature.check("ShardedEmbeddingModule:", ShardedEmbeddingModule,
-  { made_of = "self: table, args: table", accumulate = "self: table, on: boolean?",
-    at_home = "self: table, f: callable, a: any, b: any, c: any, d: any" })
-signature.check("ShardedEmbeddingModule.", ShardedEmbeddingModule, { check_arguments = "class: table, names: string" })
-ShardedEmbeddingModule:check_arguments "features: any"
+  { _keep_arguments = "self: table, args: table", accumulate = "self: table, on: boolean?",
+    _at_home = "self: table, f: callable, a: any, b: any, c: any, d: any" })
+signature.check("ShardedEmbeddingModule.", ShardedEmbeddingModule, { _check_arguments = "class: table, names: string" })
+ShardedEmbeddingModule:_check_arguments "features: any"
 
 return ShardedEmbeddingModule

@@ -53,7 +53,7 @@ function ShardedEmbeddingBag:init(args)
   self.num_embeddings, self.embedding_dim = a.num_embeddings, a.embedding_dim
   base.tables, base.is_weighted = { table_of(a) }, a.mode == "sum"
   ShardedEmbeddingModule.init(self, base)
-  self:made_of(args)
+  self:_keep_arguments(args)
 end
 
 -- -- input ---------------------------------------------------------------------------------------------------------------------------
@@ -103,11 +103,11 @@ end
 
 --- Ids, offsets and per-sample weights, as nn.EmbeddingBag takes them.
 function ShardedEmbeddingBag:input_dist(ids, offsets, per_sample_weights)
-  return ShardedEmbeddingModule.input_dist(self, self:at_home(batch_of, self, ids, offsets, per_sample_weights))
+  return ShardedEmbeddingModule.input_dist(self, self:_at_home(batch_of, self, ids, offsets, per_sample_weights))
 end
 
 ShardedEmbeddingBag.forward = ShardedModule.forward -- the embedding modules' takes one argument
-ShardedEmbeddingModule.check_arguments(ShardedEmbeddingBag, "ids: tensor, offsets: tensor?, per_sample_weights: tensor?")
+ShardedEmbeddingModule._check_arguments(ShardedEmbeddingBag, "ids: tensor, offsets: tensor?, per_sample_weights: tensor?")
 
 --- Anything goes: EmbeddingBagSharder has seen to it that nothing of before is in files.
 function ShardedEmbeddingBag:try_copy_from(module) end -- luacheck: ignore 212

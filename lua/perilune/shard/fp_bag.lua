@@ -29,12 +29,12 @@ function Sharded:init(args)
   own.feature_processors, own.is_weighted = nil, true
   Base.init(self, own)
   self._feature_processors = processors
-  self:made_of(args)
+  self:_keep_arguments(args)
 end
 
 --- Weights, then the ids with them to their owners. What a processor cannot take is an error on all ranks.
 function Sharded:input_dist(features)
-  return Base.input_dist(self, self:at_home(FeatureProcessedEmbeddingBagCollection.process, self, features))
+  return Base.input_dist(self, self:_at_home(FeatureProcessedEmbeddingBagCollection.process, self, features))
 end
 
 function Sharded:feature_processors() return self._feature_processors end
@@ -45,7 +45,7 @@ end
 
 signature.object("processed_bags", "a FeatureProcessedEmbeddingBagCollection", { embedding_bag_collection = "callable",
   feature_processors = "callable" })
-ShardedEmbeddingModule.check_arguments(Sharded, "features: KeyedJaggedTensor")
+ShardedEmbeddingModule._check_arguments(Sharded, "features: KeyedJaggedTensor")
 function Sharded:try_copy_from(module) Base.try_copy_from(self, module:embedding_bag_collection()) end
 function Sharded:copy_from(module) Base.copy_from(self, module:embedding_bag_collection()) end
 signature.check("ShardedFeatureProcessedEmbeddingBagCollection:", Sharded, { copy_from = "self: table, module: processed_bags" })

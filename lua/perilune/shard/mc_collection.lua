@@ -80,7 +80,7 @@ local function piece_of(self, t, module, segments)
   local index = util.index_of(segments)
   local first, past = index[found.row_offset], index[found.row_offset + found.rows]
   if not first or not past then return nil end -- C says what is wrong with the plan
-  local map = P.lasting(module.new_map, module, { device = self._device, first_bucket = first - 1, n_buckets = past - first,
+  local map = P.lasting(module._new_map, module, { device = self._device, first_bucket = first - 1, n_buckets = past - first,
     features = t.feature_names })
   return { map = map, first = first - 1, n = past - first, row_offset = found.row_offset, rows = found.rows,
     state = mc_state.State(map, first - 1, past - first, {}) }
@@ -88,7 +88,7 @@ end
 
 --- The module's arguments as lines of peri_sharded_collision.agreed.
 local function agreed_of(module, returns_rows)
-  local lines = util.map(module:agreement(), function(line) return line[1] .. "\t" .. line[2]:gsub("%c", " ") end)
+  local lines = util.map(module:_agreement(), function(line) return line[1] .. "\t" .. line[2]:gsub("%c", " ") end)
   lines[#lines + 1] = "return_remapped_features\t" .. tostring(returns_rows)
   return table.concat(lines, "\n")
 end
@@ -175,7 +175,7 @@ function Sharded:embedding_configs() return self._configs end
 
 local counts_out, last_out = ffi.new "peri_tensor *[1]", ffi.new "peri_tensor *[1]"
 --- Give the maps that ask for them the scores of their policies of Lua.
-function Sharded:give_scores()
+function Sharded:_give_scores()
   for _, t in ipairs(self._configs) do
     local x = self._tables[t.name]
     if x.piece and x.module.asks then
@@ -213,7 +213,7 @@ function Sharded:copy_from(mcc)
 end
 
 --- Take the maps of another sharded collection of the same tables and plan.
-function Sharded:copy_maps(other)
+function Sharded:_copy_maps(other)
   other:settle()
   for name, x in util.ordered(self._tables) do
     local from, states = other._tables[name].piece, {}
@@ -231,7 +231,7 @@ function Sharded:copy(device)
   local a = util.copy(self._made_of)
   a.device = device or a.device
   local copy = getmetatable(self)(a)
-  copy:copy_maps(self)
+  copy:_copy_maps(self)
   return copy:train(self.training)
 end
 
@@ -253,7 +253,7 @@ function Sharded:set_time(now)
 end
 
 --- Tell the module of C (a pointer) what time it is.
-function Sharded:tell_time(ptr)
+function Sharded:_tell_time(ptr)
   for _, t in ipairs(self._configs) do
     local x = self._tables[t.name]
     if x.now ~= x.told then
@@ -277,7 +277,7 @@ end
 --- What the states of a table are, on every rank alike: a list of { name =, dtype =, shape = (of one bucket) }.
 local function states_of(x)
   if not x.states then
-    local map = x.piece and x.piece.map or P.lasting(x.module.new_map, x.module, { first_bucket = 0, n_buckets = 1,
+    local map = x.piece and x.piece.map or P.lasting(x.module._new_map, x.module, { first_bucket = 0, n_buckets = 1,
       device = "cpu", features = x.config.feature_names })
     x.states = P.lasting(function()
       local list = {}
@@ -323,16 +323,16 @@ end
 function Sharded:state_group() return self._group end
 
 --- The rows that a sharded collection looks up are those of these maps: its CollisionMoment compares them.
-function Sharded:goes_with(moment) self._moment = moment end
+function Sharded:_goes_with(moment) self._moment = moment end
 --- The map of a table's rows on this rank, with what load_state_dict wrote; nil: there are none.
-function Sharded:map_of(name)
+function Sharded:_map_of(name)
   local piece = self._tables[name].piece
   if piece then piece.state:settle() end
   return piece and piece.map
 end
 
 --- Those of its buckets: the first one, and how many.
-function Sharded:buckets_of(name)
+function Sharded:_buckets_of(name)
   local piece = self._tables[name].piece
   if piece then return piece.first, piece.n end
 end

@@ -49,8 +49,8 @@ local function moment_of(module, collisions)
   local shards = {}
   for _, s in ipairs(module:local_shards()) do shards[s.table] = s.rows > 0 and s or shards[s.table] end
   return Moment(module.class_name, util.map(module.tables, function(t)
-    return { name = t.name, weight = module:parameter_name(t.name), map = function() return collisions:map_of(t.name) end,
-      buckets = function() return collisions:buckets_of(t.name) end,
+    return { name = t.name, weight = module:parameter_name(t.name), map = function() return collisions:_map_of(t.name) end,
+      buckets = function() return collisions:_buckets_of(t.name) end,
       file = function() return shards[t.name] and shards[t.name].file() end }
   end), module:in_files())
 end
@@ -86,7 +86,7 @@ local function sharded_class(Base, class_name, prefix)
     Base.init(self, own)
     self._managed_collision_collection, self._returns = own.collisions, own.returns_rows
     self._moment = moment_of(self, own.collisions)
-    own.collisions:goes_with(self._moment)
+    own.collisions:_goes_with(self._moment)
     local again = self._made_of -- what a copy is made of
     again.managed_collision_collection, again.return_remapped_features = mcc, own.returns_rows
     again.collisions, again.returns_rows = nil, nil
@@ -94,18 +94,18 @@ local function sharded_class(Base, class_name, prefix)
 
   function Sharded:copy(device)
     local other = Base.copy(self, device)
-    other._managed_collision_collection:copy_maps(self._managed_collision_collection)
+    other._managed_collision_collection:_copy_maps(self._managed_collision_collection)
     return other
   end
 
-  function Sharded:map_mark(name) return self._moment:mark(name) end
+  function Sharded:_map_mark(name) return self._moment:mark(name) end
   --- See Module:check_moment.
   function Sharded:check_moment()
     self._moment:check()
     check(C.peri_sharded_settle(self:_pointer()))
   end
 
-  function Sharded:give_scores() self._managed_collision_collection:give_scores() end
+  function Sharded:_give_scores() self._managed_collision_collection:_give_scores() end
   function Sharded:managed_collision_collection() return self._managed_collision_collection end
   --- As ShardedManagedCollisionCollection has them.
   function Sharded:set_time(now) self._managed_collision_collection:set_time(now) end
@@ -126,9 +126,9 @@ local function add_stages(Sharded, Base, class_name)
     local maps = self._managed_collision_collection
     maps:settle()
     if self._moment.open then compare(self) end
-    local batch = self:at_home(maps.hashed, maps, features)
+    local batch = self:_at_home(maps.hashed, maps, features)
     check(C.peri_sharded_train(self:_pointer(), self.training))
-    maps:tell_time(self:_pointer())
+    maps:_tell_time(self:_pointer())
     local stage = Base.input_dist(self, batch)
     stage.batch = batch
     return stage
@@ -153,7 +153,7 @@ local function add_stages(Sharded, Base, class_name)
     return result, self._returns and Remapped(result, rows) or nil
   end
 
-  ShardedEmbeddingModule.check_arguments(Sharded, "features: KeyedJaggedTensor")
+  ShardedEmbeddingModule._check_arguments(Sharded, "features: KeyedJaggedTensor")
   function Sharded:try_copy_from(module) Base.try_copy_from(self, module:embedding_module()) end
   function Sharded:copy_from(module)
     Base.copy_from(self, module:embedding_module())

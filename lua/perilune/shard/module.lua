@@ -87,15 +87,15 @@ function ShardedModule:create_context() return self.Context() end -- luacheck: i
 function ShardedModule:forward(a, b, c)
   local pipelined = self._pipelined
   if pipelined then return pipelined:forward(a, b, c) end
-  return self:whole_forward(a, b, c)
+  return self:_whole_forward(a, b, c)
 end
-function ShardedModule:whole_forward(a, b, c)
+function ShardedModule:_whole_forward(a, b, c)
   return self:compute_and_output_dist(awaited(self, "input_dist", self:input_dist(a, b, c)):wait())
 end
 
 --- What a pipeline put in front of this module: an object with forward(a, b, c); false: nothing.
 ShardedModule._pipelined = false
-function ShardedModule:set_pipelined(object) rawset(self, "_pipelined", object) end
+function ShardedModule:_set_pipelined(object) rawset(self, "_pipelined", object) end
 --- Whether ids of a batch may leave before the batches before it are trained; if not, why.
 function ShardedModule:sends_early() return true end -- luacheck: ignore 212
 
@@ -106,7 +106,7 @@ ShardedModule._changed = 0
 
 --- Pipelines' forwards that have batches in flight: a set.
 ShardedModule._flights = {}
-function ShardedModule:in_flight(forward, on)
+function ShardedModule:_in_flight(forward, on)
   if not rawget(self, "_flights") then rawset(self, "_flights", setmetatable({}, { __mode = "k" })) end
   self._flights[forward] = on or nil
 end
@@ -124,7 +124,7 @@ function ShardedModule:apply_accumulated() end -- luacheck: ignore 212
 -- whose gradients are averaged.
 
 --- Call f() before tables are looked up or looked at: somebody changes them in the background.
-function ShardedModule:settle_with(f) self._settle = f end
+function ShardedModule:_settle_with(f) self._settle = f end
 function ShardedModule:settle()
   if self._settle then self._settle() end
 end
@@ -136,7 +136,7 @@ function ShardedModule:own_parameter(name, tensor)
 end
 
 --- The parameters that such parts make up, as nn/spread.lua has them; names are the module's own. The same on all ranks.
-function ShardedModule:spread_parameters() return {} end -- luacheck: ignore 212
+function ShardedModule:_spread_parameters() return {} end -- luacheck: ignore 212
 
 --- Names of such parameters.
 function ShardedModule:own_parameters()
@@ -181,7 +181,7 @@ local KEPT = { "training", "_pipelined", "_flights", "_settle", "_loads", "_chan
 
 --- Make a module that was released again, in the same object, under another plan: with its start values. Collective. (It is init that does
 --- it, with the arguments that the module was made of.)
-function ShardedModule:remake(plan)
+function ShardedModule:_remake(plan)
   local a, kept = rawget(self, "_made_of") and util.copy(self._made_of), {}
   if not a then P.fail(("%s: it does not say what it was made of (made_of), so it cannot be made again"):format(self.class_name)) end
   a.plan, a.device = plan, self.device or nil
@@ -192,14 +192,14 @@ function ShardedModule:remake(plan)
   util.construct(self, getmetatable(self), a)
 end
 --- It was made again, and has its state.
-function ShardedModule:remade() self:tables_changed() end
+function ShardedModule:_remade() self:tables_changed() end
 
 signature.check("OutputAwaitable:", OutputAwaitable, { init = "self: table, module: table, exchange: awaitable" })
 signature.object("pipelined", "an object with a method forward", { forward = "callable" })
-signature.check("ShardedModule:", ShardedModule, { set_pipelined = "self: table, object: pipelined?",
-  accumulate = "self: table, on: boolean?", remake = "self: table, plan: any",
-  in_flight = "self: table, forward: table, on: boolean?",
-  settle_with = "self: table, f: callable",
+signature.check("ShardedModule:", ShardedModule, { _set_pipelined = "self: table, object: pipelined?",
+  accumulate = "self: table, on: boolean?", _remake = "self: table, plan: any",
+  _in_flight = "self: table, forward: table, on: boolean?",
+  _settle_with = "self: table, f: callable",
   sharded_parameter_names = "self: table, prefix: string?", own_parameter = "self: table, name: string, tensor: tensor" })
 
 return ShardedModule

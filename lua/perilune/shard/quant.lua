@@ -314,7 +314,7 @@ function Processed:init(args)
 end
 
 function Processed:input_dist(features)
-  return Bags.input_dist(self, self:at_home(fp_quant.QuantFeatureProcessedEmbeddingBagCollection.process, self, features))
+  return Bags.input_dist(self, self:_at_home(fp_quant.QuantFeatureProcessedEmbeddingBagCollection.process, self, features))
 end
 
 function Processed:feature_processors() return self._feature_processors end
@@ -328,7 +328,7 @@ end
 for _, class in ipairs { Bags, Rows, Processed } do
   class.copy_from, class.copy = copy_rows_from, copy
   function class:set_learning_rate() P.fail(self.class_name .. ": its rows are not trained, and have no learning rate") end
-  class:check_arguments "features: KeyedJaggedTensor"
+  class:_check_arguments "features: KeyedJaggedTensor"
   signature.check(class.class_name .. ":", class, { copy = "self: table, device: device?" })
 end
 

@@ -48,14 +48,14 @@ function ShardedEmbeddingCollection:init(args)
     end
   end
   self._results = ffi.new("peri_tensor *[?]", #self._names)
-  self:made_of(args)
+  self:_keep_arguments(args)
   self._made_of.use_index_dedup = wanted
 end
 
 --- The next stages need the lengths of what was asked for.
 function ShardedEmbeddingCollection:input_dist(features)
   local batch, places = features, nil
-  if self._dedup then batch, places = self:at_home(self._dedup.shorten, self._dedup, features) end
+  if self._dedup then batch, places = self:_at_home(self._dedup.shorten, self._dedup, features) end
   local stage = ShardedEmbeddingModule.input_dist(self, batch)
   stage.features, stage.places = features, places
   return stage
@@ -96,7 +96,7 @@ end
 --- The tables' configurations.
 function ShardedEmbeddingCollection:embedding_configs() return self.tables end
 
-ShardedEmbeddingModule.check_arguments(ShardedEmbeddingCollection, "features: KeyedJaggedTensor")
+ShardedEmbeddingModule._check_arguments(ShardedEmbeddingCollection, "features: KeyedJaggedTensor")
 
 --- Its sharder.
 local EmbeddingCollectionSharder = util.class("EmbeddingCollectionSharder", ModuleSharder)

@@ -77,7 +77,7 @@ local function spread(module, t, geometry, dtype, make)
   end
   return ShardedTensor { size = sizes[geometry](t), dtype = dtype, shards_metadata = metadata, local_shards = own, group = module.group,
     device = module.device or nil, settle = function() module:check_moment() end, stored = module:in_files(),
-    mark = function() return module:map_mark(t.name) end }
+    mark = function() return module:_map_mark(t.name) end }
 end
 
 --- State `name` of table `t`, "weight" or one of its optimizer.
@@ -105,7 +105,7 @@ end
 function M.place_of(name, row, column) return ("%s:%d:%d"):format(name, row, column) end
 
 --- Dense tables whose pieces are parameters: see nn/spread.lua. parameters: place_of(a piece) -> it.
-function M.spread_parameters(module, parameters)
+function M._spread_parameters(module, parameters)
   local list = {}
   for _, t in ipairs(module.tables) do
     local sharding, metadata, pieces = module.plan.tables[t.name], {}, {}

@@ -177,10 +177,10 @@ end
 --- A tensor of numbers from a nested list; dtype f32 unless said otherwise; an empty list has shape {0}. `shape` (optional) reshapes.
 --- A number that does not fit the dtype is an error: 300 in u8, 1.5 in i64, 1e300 in f32. 16-bit floats are rounded from f32; of bool
 --- everything but 0 and false is true. Complex numbers are pairs in the innermost lists.
-function M.tensor(data, dtype, device, shape) return M.named_tensor("tensor", data, dtype, device, shape) end
+function M.tensor(data, dtype, device, shape) return M._named_tensor("tensor", data, dtype, device, shape) end
 
 --- The same; errors begin with `func`.
-function M.named_tensor(func, data, dtype, device, shape)
+function M._named_tensor(func, data, dtype, device, shape)
   dtype = P.dtype_names[P.dtype(dtype or "f32")]
   data = util.resolve(data)
   if type(data) == "table" and getmetatable(data) ~= nil or ffi.istype(ctype, data) then
@@ -465,7 +465,7 @@ signature.check("", M, {
   uniform = "shape: list, low: number, high: number, seed: integer, stream: integer?, dtype: dtype?, device: device?",
   normal = "shape: list, mean: number, deviation: number, seed: integer, stream: integer?, dtype: dtype?, device: device?",
   tensor = "data: any, dtype: dtype?, device: device?, shape: list?",
-  named_tensor = "func: string, data: any, dtype: dtype?, device: device?, shape: list?",
+  _named_tensor = "func: string, data: any, dtype: dtype?, device: device?, shape: list?",
   from_memory = "data: any, shape: list, dtype: dtype?, device: device?",
 })
 signature.check_each("tensor:", methods, { "describe", "dim", "shape", "numel", "dtype", "device", "is_contiguous", "is_mapped", "is_leaf",
