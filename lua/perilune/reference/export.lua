@@ -15,10 +15,6 @@ peri.export = {}
 ---@class peri.nn
 peri.nn = {}
 
----Parameters, buffers and sub-modules under names, and what they compute.
----@class peri.nn.Module
-peri.nn.Module = {}
-
 ---A trained model as a file that answers. It runs twice on a part of the first batch, which is recorded; then the file's answers for all
 ---batches are compared with the model's, and the file gets its name. Collective if the model's tables are spread over ranks: rank 0 writes.
 ---

@@ -169,7 +169,7 @@ optim.RMSprop = {}
 ---print(optimizer:lr(), optimizer:get("momentum"), table.concat(optimizer:state_names(), " ")) --> 0.1 0.8 momentum_buffer
 ---print(nn.optim.Optimizer.is(optimizer), #optimizer:named_state(), type(optimizer:state_groups())) --> true 2 table
 ---```
----@class peri.nn.optim.Optimizer
+---@class peri.nn.optim.Optimizer: peri.nn.optim.KeyedOptimizer
 optim.Optimizer = {}
 
 ---Update every parameter that has a gradient.
@@ -216,8 +216,9 @@ function optim.Optimizer:state_names() end
 ---@return table[] # `{ name = "weight.exp_avg", tensor = }` each.
 function optim.Optimizer:named_state() end
 
----Its parameters and numbers, in groups, as PyTorch's `state_dict` has them.
----@return table[]
+---The groups of ranks that have this optimizer together, where its parameters are shards of tables: `load_state_dict` is collective over
+---these.
+---@return peri.dist.Group[]
 function optim.Optimizer:state_groups() end
 
 ---The norm of all gradients. Collective where the list holds shards of dense tables.

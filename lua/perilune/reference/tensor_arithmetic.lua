@@ -1,0 +1,367 @@
+-- tensor_arithmetic.lua: Arithmetic of tensors, products, activations.
+--
+-- What is here is a method of tensors, too, where its first argument is a tensor `t`: `t:relu()` is `peri.nn.functional.relu(t)`. The
+-- operators `+ - * / ^` and unary `-` are `add`, `sub`, `mul`, `div`, `pow` and `neg`. Names and meaning are PyTorch's. All of it is
+-- recorded on the gradient tape. Dimensions count from 1 (-1 is the last).
+---@meta
+
+---@class peri.nn.functional
+local functional = {}
+
+---Elements below 0 become 0.
+---
+---Errors: dtypes that are no floats.
+---
+---```lua
+---print(peri.tensor({ -2 }):relu():item()) --> 0
+---```
+---@param t peri.Tensor Any shape.
+---@return peri.Tensor # Of the shape of t.
+function functional.relu(t) end
+
+---`1 / (1 + exp(-x))` of each element.
+---
+---Errors: dtypes that are no floats.
+---
+---```lua
+---print(peri.tensor({ 0 }):sigmoid():item()) --> 0.5
+---```
+---@param t peri.Tensor Any shape.
+---@return peri.Tensor # Of the shape of t.
+function functional.sigmoid(t) end
+
+---The hyperbolic tangent of each element.
+---
+---Errors: dtypes that are no floats.
+---
+---```lua
+---print(peri.tensor({ 0 }):tanh():item()) --> 0
+---```
+---@param t peri.Tensor Any shape.
+---@return peri.Tensor # Of the shape of t.
+function functional.tanh(t) end
+
+---`x * sigmoid(x)` of each element, also called swish.
+---
+---Errors: dtypes that are no floats.
+---
+---```lua
+---print(peri.tensor({ 0 }):silu():item()) --> 0
+---```
+---@param t peri.Tensor Any shape.
+---@return peri.Tensor # Of the shape of t.
+function functional.silu(t) end
+
+---Each element times the normal distribution function of it, without approximation.
+---
+---Errors: dtypes that are no floats.
+---
+---```lua
+---print(peri.tensor({ 0 }):gelu():item()) --> 0
+---```
+---@param t peri.Tensor Any shape.
+---@return peri.Tensor # Of the shape of t.
+function functional.gelu(t) end
+
+---`log(1 + exp(x))` of each element.
+---
+---Errors: dtypes that are no floats.
+---
+---```lua
+---print(peri.tensor({ -1e4 }):softplus():item()) --> 0
+---```
+---@param t peri.Tensor Any shape.
+---@return peri.Tensor # Of the shape of t.
+function functional.softplus(t) end
+
+---`log(sigmoid(x))` of each element.
+---
+---Errors: dtypes that are no floats.
+---
+---```lua
+---print(peri.tensor({ -500 }):logsigmoid():item()) --> -500
+---```
+---@param t peri.Tensor Any shape.
+---@return peri.Tensor # Of the shape of t.
+function functional.logsigmoid(t) end
+
+---e to the power of each element.
+---
+---Errors: dtypes that are no floats.
+---
+---```lua
+---print(peri.tensor({ 0 }):exp():item()) --> 1
+---```
+---@param t peri.Tensor Any shape.
+---@return peri.Tensor # Of the shape of t.
+function functional.exp(t) end
+
+---The natural logarithm of each element; of 0 it is `-inf`, of numbers below NaN.
+---
+---Errors: dtypes that are no floats.
+---
+---```lua
+---print(peri.tensor({ 1 }):log():item()) --> 0
+---```
+---@param t peri.Tensor Any shape.
+---@return peri.Tensor # Of the shape of t.
+function functional.log(t) end
+
+---The square root of each element; of numbers below 0 it is NaN.
+---
+---Errors: dtypes that are no floats.
+---
+---```lua
+---print(peri.tensor({ 9 }):sqrt():item()) --> 3
+---```
+---@param t peri.Tensor Any shape.
+---@return peri.Tensor # Of the shape of t.
+function functional.sqrt(t) end
+
+---Each element without its sign.
+---
+---Errors: dtypes that are no floats.
+---
+---```lua
+---print(peri.tensor({ -2 }):abs():item()) --> 2
+---```
+---@param t peri.Tensor Any shape.
+---@return peri.Tensor # Of the shape of t.
+function functional.abs(t) end
+
+---The square of each element.
+---
+---Errors: dtypes that are no floats.
+---
+---```lua
+---print(peri.tensor({ -3 }):square():item()) --> 9
+---```
+---@param t peri.Tensor Any shape.
+---@return peri.Tensor # Of the shape of t.
+function functional.square(t) end
+
+---Each element with the other sign.
+---
+---Errors: dtypes that are no floats.
+---
+---```lua
+---print(peri.tensor({ 2 }):neg():item()) --> -2
+---```
+---@param t peri.Tensor Any shape.
+---@return peri.Tensor # Of the shape of t.
+function functional.neg(t) end
+
+---Elements below 0 are multiplied by a slope.
+---
+---Errors: dtypes that are no floats.
+---
+---```lua
+---print(peri.tensor({ -2 }):leaky_relu(0.5):item()) --> -1
+---```
+---@param t peri.Tensor Any shape.
+---@param slope? number The factor (default: 0.01).
+---@return peri.Tensor # Of the shape of t.
+function functional.leaky_relu(t, slope) end
+
+---Each element to the power of a number.
+---
+---Errors: dtypes that are no floats.
+---
+---```lua
+---print(peri.tensor({ 2 }):pow(3):item(), (peri.tensor { 9 } ^ 0.5):item()) --> 8 3
+---```
+---@param t peri.Tensor Any shape.
+---@param exponent number The power.
+---@return peri.Tensor # Of the shape of t.
+function functional.pow(t, exponent) end
+
+---`scale * x + shift` of each element.
+---
+---Errors: dtypes that are no floats.
+---
+---```lua
+---print(peri.tensor({ 2 }):affine(3, 1):item()) --> 7
+---```
+---@param t peri.Tensor Any shape.
+---@param scale number The factor.
+---@param shift? number What is added (default: 0).
+---@return peri.Tensor # Of the shape of t.
+function functional.affine(t, scale, shift) end
+
+---A number divided by each element.
+---
+---Errors: dtypes that are no floats.
+---
+---```lua
+---print(peri.tensor({ 2 }):reciprocal():item(), (3 / peri.tensor { 2 }):item()) --> 0.5 1.5
+---```
+---@param t peri.Tensor Any shape.
+---@param numerator? number The number (default: 1).
+---@return peri.Tensor # Of the shape of t.
+function functional.reciprocal(t, numerator) end
+
+---The sum of both for each element. A dimension of size 1, or one that is missing in front, is repeated.
+---
+---Errors: dtypes that differ, or are no floats; shapes that do not broadcast.
+---
+---```lua
+---print((peri.tensor { 3 } + 2):item(), peri.tensor({ 3 }):add(peri.tensor { 2 }):item()) --> 5 5
+---```
+---@param a peri.Tensor|number Any shape.
+---@param b peri.Tensor|number A tensor that broadcasts with a, of its dtype and of any shape, or a number.
+---@return peri.Tensor # Of the broadcast shape.
+function functional.add(a, b) end
+
+---The difference of both for each element. A dimension of size 1, or one that is missing in front, is repeated.
+---
+---Errors: dtypes that differ, or are no floats; shapes that do not broadcast.
+---
+---```lua
+---print((peri.tensor { 3 } - 2):item(), peri.tensor({ 3 }):sub(peri.tensor { 2 }):item()) --> 1 1
+---```
+---@param a peri.Tensor|number Any shape.
+---@param b peri.Tensor|number A tensor that broadcasts with a, of its dtype and of any shape, or a number.
+---@return peri.Tensor # Of the broadcast shape.
+function functional.sub(a, b) end
+
+---The product of both for each element. A dimension of size 1, or one that is missing in front, is repeated.
+---
+---Errors: dtypes that differ, or are no floats; shapes that do not broadcast.
+---
+---```lua
+---print((peri.tensor { 3 } * 2):item(), peri.tensor({ 3 }):mul(peri.tensor { 2 }):item()) --> 6 6
+---```
+---@param a peri.Tensor|number Any shape.
+---@param b peri.Tensor|number A tensor that broadcasts with a, of its dtype and of any shape, or a number.
+---@return peri.Tensor # Of the broadcast shape.
+function functional.mul(a, b) end
+
+---The quotient of both for each element. A dimension of size 1, or one that is missing in front, is repeated.
+---
+---Errors: dtypes that differ, or are no floats; shapes that do not broadcast.
+---
+---```lua
+---print((peri.tensor { 3 } / 2):item(), peri.tensor({ 3 }):div(peri.tensor { 2 }):item()) --> 1.5 1.5
+---```
+---@param a peri.Tensor|number Any shape.
+---@param b peri.Tensor|number A tensor that broadcasts with a, of its dtype and of any shape, or a number.
+---@return peri.Tensor # Of the broadcast shape.
+function functional.div(a, b) end
+
+---`a * b + c` of each element, in one operation.
+---
+---Errors: shapes or dtypes that differ.
+---
+---```lua
+---local x = peri.tensor { 2 }
+---print(nn.functional.muladd(x, x, x):item()) --> 6
+---```
+---@param a peri.Tensor Any shape.
+---@param b peri.Tensor The same shape.
+---@param c peri.Tensor The same shape.
+---@return peri.Tensor # The same shape.
+function functional.muladd(a, b, c) end
+
+---The matrix product of the last two dimensions. Leading dimensions broadcast; a tensor of one dimension is a row on the left and a column
+---on the right.
+---
+---Errors: sizes that do not fit; dtypes that differ, or are no floats.
+---
+---```lua
+---print(peri.ones({ 2, 3 }):matmul(peri.ones { 3, 4 }):item(0)) --> 3
+---```
+---@param a peri.Tensor `[..., m, k]` or `[k]`.
+---@param b peri.Tensor `[..., k, n]` or `[k]`.
+---@return peri.Tensor # `[..., m, n]`; a dimension of a vector is left out.
+function functional.matmul(a, b) end
+
+---The matrix products of two batches of matrices.
+---
+---Errors: tensors without three dimensions; sizes that do not fit.
+---
+---```lua
+---print(peri.ones({ 5, 2, 3 }):bmm(peri.ones { 5, 3, 4 }):size(3)) --> 4
+---```
+---@param a peri.Tensor `[B, m, k]`.
+---@param b peri.Tensor `[B, k, n]`.
+---@return peri.Tensor # `[B, m, n]`.
+function functional.bmm(a, b) end
+
+---A fully connected layer: `x W^T + b`, and an activation with it in one operation.
+---
+---Errors: sizes that do not fit; dtypes that differ, or are no floats.
+---
+---```lua
+---local f = nn.functional
+---print(f.linear(peri.ones { 1, 2 }, peri.tensor { { 1, -5 } }, peri.ones { 1 }, f.activations.relu):item()) --> 0
+---```
+---@param x peri.Tensor `[..., in]`.
+---@param weight peri.Tensor `[out, in]`.
+---@param bias? peri.Tensor `[out]` (default: none).
+---@param activation? integer One of `activations`: none, relu, sigmoid, tanh (default: none).
+---@return peri.Tensor # `[..., out]`.
+function functional.linear(x, weight, bias, activation) end
+
+---The sum of elements.
+---
+---Errors: a dimension that t does not have.
+---
+---```lua
+---print(peri.ones({ 2, 3 }):sum():item(), peri.ones({ 2, 3 }):sum(2):size(1)) --> 6 2
+---```
+---@param t peri.Tensor Any shape.
+---@param dim? integer|integer[] One dimension or several (default: all of them).
+---@param keepdim? boolean Whether they stay, with size 1 (default: false).
+---@return peri.Tensor # Of the shape of t without these dimensions.
+function functional.sum(t, dim, keepdim) end
+
+---The mean of elements.
+---
+---Errors: a dimension that t does not have; dtypes that are no floats.
+---
+---```lua
+---print(peri.tensor({ 1, 3 }):mean():item()) --> 2
+---```
+---@param t peri.Tensor Any shape.
+---@param dim? integer|integer[] One dimension or several (default: all of them).
+---@param keepdim? boolean Whether they stay, with size 1 (default: false).
+---@return peri.Tensor # Of the shape of t without these dimensions.
+function functional.mean(t, dim, keepdim) end
+
+---`exp(x)` divided by its sum over one dimension.
+---
+---Errors: a dimension that t does not have; dtypes that are no floats.
+---
+---```lua
+---print(peri.zeros({ 2, 4 }):softmax(2):item(0)) --> 0.25
+---```
+---@param t peri.Tensor Any shape.
+---@param dim integer The dimension.
+---@return peri.Tensor # Of the shape of t.
+function functional.softmax(t, dim) end
+
+---The logarithm of `softmax`, computed without the loss of small numbers.
+---
+---Errors: a dimension that t does not have; dtypes that are no floats.
+---
+---```lua
+---print(peri.zeros({ 1 }):log_softmax(1):item()) --> 0
+---```
+---@param t peri.Tensor Any shape.
+---@param dim integer The dimension.
+---@return peri.Tensor # Of the shape of t.
+function functional.log_softmax(t, dim) end
+
+---Cut a tensor along a dimension into views of the given sizes. Their gradients become that of t at once, so this is faster than a slice
+---for each.
+---
+---Errors: sizes that do not add up to the dimension's.
+---
+---```lua
+---print(#peri.ones({ 5, 2 }):split({ 2, 3 }), peri.ones({ 5, 2 }):split({ 2, 3 })[2]:size(1)) --> 2 3
+---```
+---@param t peri.Tensor Any shape.
+---@param sizes integer[] Sizes of the parts.
+---@param dim? integer The dimension (default: 1).
+---@return peri.Tensor[] # Parts, each of its size in that dimension: `[..., size, ...]`.
+function functional.split(t, sizes, dim) end
