@@ -3,8 +3,8 @@
  * chain.c: chains of increments: who names whom as its parent. A parent is found by its digest among the checkpoints of the same folder,
  * whatever their names are. The numbers of increments fall by one from each to its parent, so no chain has a circle.
  */
+#include "../base/json.h"
 #include "files.h"
-#include "json.h"
 #include "reader.h"
 
 #include <dirent.h>

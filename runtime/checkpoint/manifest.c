@@ -19,17 +19,6 @@ void peri__manifest_fini(peri__manifest *m)
     *m = (peri__manifest){0};
 }
 
-peri_status peri__grow(void **array, int64_t *room, int64_t need, size_t element)
-{
-    if (need <= *room) return PERI_OK;
-    int64_t more = peri__max(need, *room + *room / 2 + 16);
-    void *p = peri__realloc(*array, (size_t)more * element);
-    if (!p) return PERI_ENOMEM;
-    *array = p;
-    *room = more;
-    return PERI_OK;
-}
-
 #define GROW(m, what, n) peri__grow((void **)&(m)->what, &(m)->what##_room, (m)->n_##what + (n), sizeof *(m)->what)
 
 static peri_status add_text(peri__manifest *m, const char *text, int64_t *at)

@@ -14,7 +14,7 @@
 #ifndef PERI_CHECKPOINT_MANIFEST_H
 #define PERI_CHECKPOINT_MANIFEST_H
 
-#include "../base/internal.h"
+#include "../base/buffer.h"
 
 #include <perilune/checkpoint.h>
 
@@ -125,18 +125,5 @@ peri_status peri__safetensors_print(peri__manifest *m, int32_t file, char **out,
 /** safetensors' name of a dtype, NULL if it has none; and the dtype of a name, -1 if there is none. */
 const char *peri__safetensors_dtype(int32_t dtype);
 int32_t peri__safetensors_dtype_of(const char *name);
-
-/** A buffer that grows. */
-typedef struct peri__buffer {
-    char *data;
-    int64_t bytes, room;
-    peri_status status;
-} peri__buffer;
-void peri__buffer_print(peri__buffer *b, const char *format, ...) __attribute__((format(printf, 2, 3)));
-void peri__buffer_quote(peri__buffer *b, const char *text);
-void peri__buffer_append(peri__buffer *b, const char *text, int64_t bytes);
-
-/** Make room for @need elements of @element bytes in an array of room *@room. */
-peri_status peri__grow(void **array, int64_t *room, int64_t need, size_t element);
 
 #endif

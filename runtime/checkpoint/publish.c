@@ -2,8 +2,8 @@
  *
  * publish.c: the parts of all ranks become one manifest, and the folder gets its name: until then there is no checkpoint.
  */
+#include "../base/json.h"
 #include "files.h"
-#include "json.h"
 #include "reader.h"
 
 #include <errno.h>

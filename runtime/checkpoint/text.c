@@ -2,7 +2,7 @@
  *
  * text.c: manifests and the headers of safetensors files as texts. See manifest.h; the formats are in docs/checkpoints.md.
  */
-#include "json.h"
+#include "../base/json.h"
 #include "manifest.h"
 
 #include <inttypes.h>
@@ -25,50 +25,13 @@ int32_t peri__safetensors_dtype_of(const char *name)
     return -1;
 }
 
-/* -- a buffer that grows -------------------------------------------------------------------------------------------------------------- */
-
-static bool room_for(peri__buffer *b, int64_t n)
-{
-    if (b->status < 0) return false;
-    b->status = peri__grow((void **)&b->data, &b->room, b->bytes + n + 1, 1);
-    return b->status >= 0;
-}
-
-void peri__buffer_append(peri__buffer *b, const char *text, int64_t bytes)
-{
-    if (!room_for(b, bytes)) return;
-    memcpy(b->data + b->bytes, text, (size_t)bytes);
-    b->bytes += bytes;
-    b->data[b->bytes] = 0;
-}
-
-void peri__buffer_print(peri__buffer *b, const char *format, ...)
-{
-    char line[256];
-    va_list args;
-    va_start(args, format);
-    int n = vsnprintf(line, sizeof line, format, args);
-    va_end(args);
-    PERI_ASSERT(n >= 0 && n < (int)sizeof line);
-    peri__buffer_append(b, line, n);
-}
-
-void peri__buffer_quote(peri__buffer *b, const char *text)
-{
-    int64_t n = peri__json_quoted(text);
-    if (!room_for(b, n)) return;
-    peri__json_quote(b->data + b->bytes, text);
-    b->bytes += n;
-    b->data[b->bytes] = 0;
-}
+/* -- printing ------------------------------------------------------------------------------------------------------------------------- */
 
 static void print_numbers(peri__buffer *b, const int64_t *list, int32_t n)
 {
     for (int32_t i = 0; i < n; i++) peri__buffer_print(b, "%s%lld", i ? "," : "[", (long long)list[i]);
     peri__buffer_print(b, n ? "]" : "[]");
 }
-
-/* -- printing ------------------------------------------------------------------------------------------------------------------------- */
 
 static void print_piece(const peri__manifest *m, const peri__entry *e, const peri__piece *p, peri__buffer *b)
 {
@@ -195,14 +158,6 @@ static bool parse_file(peri__manifest *m, peri__json *j)
     return j->status >= 0;
 }
 
-static bool parse_sum(peri__json *j, uint64_t *sum)
-{
-    char text[17], *end;
-    if (!peri__json_text(j, text, sizeof text)) return false;
-    *sum = strtoull(text, &end, 16);
-    return (strlen(text) == 16 && strspn(text, "0123456789abcdef") == 16) || peri__json_fail(j, "xxh3 has 16 hexadecimal digits");
-}
-
 /** A piece of the last entry. @files: those of this text begin here. */
 static bool parse_piece(peri__manifest *m, peri__json *j, int64_t files)
 {
@@ -217,7 +172,7 @@ static bool parse_piece(peri__manifest *m, peri__json *j, int64_t files)
         if (strcmp(key, "file") == 0) file = peri__json_integer(j);
         else if (strcmp(key, "begin") == 0) p.begin = peri__json_integer(j);
         else if (strcmp(key, "bytes") == 0) p.bytes = peri__json_integer(j);
-        else if (strcmp(key, "xxh3") == 0) p.checked = parse_sum(j, &p.checksum);
+        else if (strcmp(key, "xxh3") == 0) p.checksum = peri__json_hex(j), p.checked = j->status >= 0;
         else if (strcmp(key, "offset") == 0) offsets = parse_numbers(j, region.offset, PERI_MAX_DIMS);
         else if (strcmp(key, "size") == 0) sizes = parse_numbers(j, region.size, PERI_MAX_DIMS);
         else if (strcmp(key, "columns") == 0) n = parse_numbers(j, columns, 2);

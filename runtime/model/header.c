@@ -2,7 +2,8 @@
  *
  * header.c: reads the header of a model file. Keys that are not known are stepped over; what is missing keeps the value that it has here.
  */
-#include "../checkpoint/json.h"
+#include "../base/buffer.h"
+#include "../base/json.h"
 #include "internal.h"
 
 /** Entries of one list: a stranger's file shall not take all memory. */
@@ -13,14 +14,7 @@ static bool grow(peri__json *j, void *list, int32_t n, size_t size)
 {
     void **p = list;
     if (n >= MOST_ENTRIES) return peri__json_fail(j, "a list of more than 1,048,576 entries");
-    if ((n & (n - 1)) == 0) { /* 0, 1, 2, 4, ...: room for twice as many */
-        void *more = peri__realloc(*p, size * (size_t)(n ? 2 * n : 1));
-        if (!more) {
-            j->status = PERI_ENOMEM;
-            return false;
-        }
-        *p = more;
-    }
+    if ((j->status = peri__grow_one(p, n, size)) < 0) return false;
     memset((char *)*p + size * (size_t)n, 0, size);
     return true;
 }
@@ -48,24 +42,10 @@ static void set_text(peri__json *j, char **to)
     *to = text_of(j);
 }
 
-/** 64 bits as 16 hexadecimal digits. */
-static uint64_t hex(peri__json *j)
-{
-    char text[32];
-    uint64_t x = 0;
-    if (!peri__json_text(j, text, sizeof text)) return 0;
-    if (strlen(text) != 16) peri__json_fail(j, "16 hexadecimal digits are wanted");
-    for (const char *c = text; *c && j->status >= 0; c++) {
-        int digit = *c >= '0' && *c <= '9' ? *c - '0' : *c >= 'a' && *c <= 'f' ? *c - 'a' + 10 : -1;
-        if (digit < 0) peri__json_fail(j, "16 hexadecimal digits are wanted");
-        x = x << 4 | (uint64_t)(digit & 15);
-    }
-    return x;
-}
-
+/** A number whose bits stand there as 16 hexadecimal digits. */
 static double hex_number(peri__json *j)
 {
-    uint64_t bits = hex(j);
+    uint64_t bits = peri__json_hex(j);
     double x;
     memcpy(&x, &bits, sizeof x);
     return x;
@@ -90,7 +70,7 @@ static void read_section(peri__json *j, peri_model *m)
     while (peri__json_key(j, key, sizeof key)) {
         if (KEY("offset")) s->offset = peri__json_integer(j);
         else if (KEY("bytes")) s->bytes = peri__json_integer(j);
-        else if (KEY("checksum")) s->checksum = hex(j);
+        else if (KEY("checksum")) s->checksum = peri__json_hex(j);
         else peri__json_skip(j, NULL, NULL);
     }
 }

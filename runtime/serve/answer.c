@@ -4,7 +4,7 @@
  */
 #include "request.h"
 
-#include "../checkpoint/manifest.h"
+#include "../base/buffer.h"
 
 #include <float.h>
 #include <inttypes.h>

@@ -5,7 +5,7 @@
 #ifndef PERI_SERVE_METRICS_H
 #define PERI_SERVE_METRICS_H
 
-#include "../checkpoint/manifest.h"
+#include "../base/buffer.h"
 #include "http.h"
 #include "request.h"
 

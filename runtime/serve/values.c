@@ -4,7 +4,7 @@
  */
 #include "values.h"
 
-#include "../checkpoint/manifest.h"
+#include "../base/buffer.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -5,7 +5,7 @@
 #ifndef PERI_SERVE_VALUES_H
 #define PERI_SERVE_VALUES_H
 
-#include "../checkpoint/json.h"
+#include "../base/json.h"
 #include "request.h"
 
 /** One request while it is read. The JSON reader keeps the first error of either kind. */

@@ -7,7 +7,7 @@
  */
 #include "choices.h"
 
-#include "runtime/checkpoint/json.h"
+#include "runtime/base/json.h"
 #include "runtime/serve/request.h"
 
 #include <math.h>

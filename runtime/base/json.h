@@ -13,10 +13,10 @@
  *
  * After an error every function returns false, 0 or "" at once, so callers look at the end only.
  */
-#ifndef PERI_CHECKPOINT_JSON_H
-#define PERI_CHECKPOINT_JSON_H
+#ifndef PERI_BASE_JSON_H
+#define PERI_BASE_JSON_H
 
-#include "../base/internal.h"
+#include "internal.h"
 
 typedef struct peri__json {
     const char *begin, *at, *end;
@@ -41,6 +41,8 @@ bool peri__json_item(peri__json *j);
 bool peri__json_text(peri__json *j, char *out, size_t room);
 /** A whole number, -2^63 < x < 2^63. */
 int64_t peri__json_integer(peri__json *j);
+/** 64 bits as a text of 16 hexadecimal digits, in small letters. */
+uint64_t peri__json_hex(peri__json *j);
 /** Step over any value; @from and @bytes (either may be NULL): where it stands. */
 bool peri__json_skip(peri__json *j, const char **from, int64_t *bytes);
 /** Whether a null stands next, which is then read. */

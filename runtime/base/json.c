@@ -163,6 +163,19 @@ int64_t peri__json_integer(peri__json *j)
     return whole ? minus ? -x : x : 0;
 }
 
+uint64_t peri__json_hex(peri__json *j)
+{
+    char text[32];
+    uint64_t x = 0;
+    if (!peri__json_text(j, text, sizeof text)) return 0;
+    if (strlen(text) != 16 || strspn(text, "0123456789abcdef") != 16) {
+        peri__json_fail(j, "16 hexadecimal digits are wanted");
+        return 0;
+    }
+    for (const char *c = text; *c; c++) x = x << 4 | (uint64_t)digit(*c);
+    return x;
+}
+
 /** As many digits as there are; false: none. */
 static bool digits(peri__json *j)
 {

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * buffer.c: see buffer.h.
+ */
+#include "buffer.h"
+#include "json.h"
+
+#include <stdio.h>
+
+peri_status peri__grow(void **array, int64_t *room, int64_t need, size_t element)
+{
+    if (need <= *room) return PERI_OK;
+    int64_t more = peri__max(need, *room + *room / 2 + 16);
+    void *p = peri__realloc(*array, (size_t)more * element);
+    if (!p) return PERI_ENOMEM;
+    *array = p;
+    *room = more;
+    return PERI_OK;
+}
+
+peri_status peri__grow_one(void **array, int64_t n, size_t element)
+{
+    if (n & (n - 1)) return PERI_OK;
+    void *p = peri__realloc(*array, (size_t)(n ? 2 * n : 1) * element);
+    if (!p) return PERI_ENOMEM;
+    *array = p;
+    return PERI_OK;
+}
+
+static bool room_for(peri__buffer *b, int64_t n)
+{
+    if (b->status < 0) return false;
+    b->status = peri__grow((void **)&b->data, &b->room, b->bytes + n + 1, 1);
+    return b->status >= 0;
+}
+
+void peri__buffer_append(peri__buffer *b, const char *text, int64_t bytes)
+{
+    if (!room_for(b, bytes)) return;
+    memcpy(b->data + b->bytes, text, (size_t)bytes);
+    b->bytes += bytes;
+    b->data[b->bytes] = 0;
+}
+
+void peri__buffer_print(peri__buffer *b, const char *format, ...)
+{
+    char line[256];
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(line, sizeof line, format, args);
+    va_end(args);
+    PERI_ASSERT(n >= 0 && n < (int)sizeof line);
+    peri__buffer_append(b, line, n);
+}
+
+void peri__buffer_quote(peri__buffer *b, const char *text)
+{
+    int64_t n = peri__json_quoted(text);
+    if (!room_for(b, n)) return;
+    peri__json_quote(b->data + b->bytes, text);
+    b->bytes += n;
+    b->data[b->bytes] = 0;
+}
