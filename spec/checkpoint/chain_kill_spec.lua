@@ -1,5 +1,6 @@
 -- Processes that are killed at any moment of saving increments, one after the other, or of making a full checkpoint of them, leave the
--- chain before or the one after; and the chain replays to the bits of a run that never stopped.
+-- chain before or the one after; and the chain replays to the bits of a run that never stopped. Each start draws how many ranks there are,
+-- whether they save behind the training, and which of them are killed: one of them, or all.
 --
 -- PERI_TEST_KILLS=200: that many kills, while five times as many increments come in a row; `make test` makes a few.
 -- deadline: 120 s
@@ -16,51 +17,64 @@ teardown(clean)
 local KILLS = tonumber(os.getenv "PERI_TEST_KILLS") or 3
 local LAST = 5 * KILLS + 20
 local random = math.random
+local RANKS = shell.has "mpirun" and 2 or 1
 
---- Trains and saves an increment of each step, up to step `last`. Arguments: the folder ("": nothing is saved), the last step, and where
---- the checksum of the state at the end goes.
+--- Trains and saves an increment of each step, up to step `last`, on 1 or 2 ranks. Arguments: the folder ("": nothing is saved), the last
+--- step, whether it saves behind the training ("async"), and where the checksum of the state at the end goes.
 local script = shell.write(folder .. "/script.lua", [[
 local ffi = require "ffi"
 ffi.cdef "int getpid(void);"
 local peri = require "perilune"
 peri.init()
-local folder, last, result = arg[1], tonumber(arg[2]), arg[3]
+local folder, last, async, result = arg[1], tonumber(arg[2]), arg[3] == "async", arg[4]
+local rank, ranks = peri.rank(), peri.world_size()
 peri.nn.manual_seed(3)
-local model = peri.EmbeddingBagCollection { seed = 5, fused_params = { optimizer = "adam", learning_rate = 0.1 }, tables = {
+local net = peri.nn.Module:extend "Net" ()
+net.ebc = peri.EmbeddingBagCollection { seed = 5, fused_params = { optimizer = "adam", learning_rate = 0.1, exact = true }, tables = {
   peri.EmbeddingBagConfig { name = "a", num_embeddings = 3000, embedding_dim = 8, feature_names = { "fa" } },
   peri.EmbeddingBagConfig { name = "b", num_embeddings = 500, embedding_dim = 16, feature_names = { "fb" } } } }
-local saver = folder ~= "" and peri.checkpoint.Saver { folder = folder, parts = { model = model }, every = 1, full_every = 1e9, keep = 1 }
+function net:forward(kjt) return self.ebc(kjt):values():sum() * ranks end -- gradients are those of the mean of all ranks
+local model = peri.DistributedModelParallel { module = net, group = peri.world(), plan = { ebc = { a = peri.plan.row_wise(),
+  b = peri.plan.table_wise(ranks - 1) } } }
+local saver = folder ~= "" and peri.checkpoint.Saver { folder = folder, parts = { model = model }, every = 1, full_every = 1e9, keep = 1,
+  async = async, pace = async and 1 or nil }
 local step = saver and saver:resume() or 0
 if saver then
-  local file = assert(io.open(folder .. "/../pid", "w"))
+  local file = assert(io.open(("%s/../pid-%d"):format(folder, rank), "w"))
   file:write(ffi.C.getpid())
   file:close()
 end
 for i = step + 1, last do
   peri.scope(function()
-    model(peri.KeyedJaggedTensor { keys = { "fa", "fb" }, lengths = { 2, 1 }, values = peri.tensor({ i * 17 % 3000, i * 31 % 3000,
-      i % 500 }, "i64") }):values():sum():backward()
+    local samples = { { i * 17 % 3000, i * 31 % 3000, i % 500 }, { i * 7 % 3000, i * 17 % 3000, i * 3 % 500 } }
+    local own, ids, lengths = ranks == 1 and samples or { samples[rank + 1] }, {}, {}
+    for _, s in ipairs(own) do ids[#ids + 1], ids[#ids + 2], lengths[#lengths + 1] = s[1], s[2], 2 end
+    for _, s in ipairs(own) do ids[#ids + 1], lengths[#lengths + 1] = s[3], 1 end
+    model(peri.KeyedJaggedTensor { keys = { "fa", "fb" }, lengths = lengths, values = peri.tensor(ids, "i64") }):backward()
   end)
   if saver then saver:step(i) end
 end
 if saver then saver:close() end
 if result then
   local sums, out = {}, ffi.new "uint64_t[1]"
-  for _, dict in ipairs { model:state_dict(), unpack(peri.util.map(model:fused_optimizer().names, function(name)
-    return model:fused_optimizer():state_dict().state[name] end)) } do
-    for _, t in peri.util.ordered(dict) do
+  local states = model:fused_optimizer():state_dict().state
+  for _, dict in ipairs { model:state_dict(), unpack(peri.util.map(peri.util.keys(states), function(name) return states[name] end)) } do
+    for _, t in peri.util.ordered(peri.shard.gather_state_dict(dict)) do
       peri.ffi.check(peri.ffi.C.peri_checkpoint_checksum(peri.Tensor.ptr(t), out))
       sums[#sums + 1] = tostring(out[0])
     end
   end
-  local file = assert(io.open(result, "w"))
-  file:write(table.concat(sums, " "))
-  file:close()
+  if rank == 0 then
+    local file = assert(io.open(result, "w"))
+    file:write(table.concat(sums, " "))
+    file:close()
+  end
 end
 ]])
 
-local function run(of, last, result)
-  return shell.start(("%s run %s \"%s\" %d %s"):format(shell.perilune, script, of, last, result or ""))
+local function run(of, last, result, ranks, async)
+  return shell.start(("%s run -n %d %s \"%s\" %d %s %s"):format(shell.perilune, ranks or 1, script, of, last, async and "async" or "-",
+    result or ""))
 end
 
 local function newest(of)
@@ -68,8 +82,8 @@ local function newest(of)
   return ok and list[1] and list[1].number or 0, ok and list or {}
 end
 
-local function pid_of()
-  local ok, text = pcall(shell.read, folder .. "/pid")
+local function pid_of(name)
+  local ok, text = pcall(shell.read, folder .. "/" .. (name or "pid"))
   return ok and tonumber(text) or nil
 end
 
@@ -79,8 +93,9 @@ describe("a chain of increments", function()
     shell.run("mkdir -p " .. of)
     while kills < KILLS do
       local from = newest(of)
-      os.remove(folder .. "/pid")
-      local wait = run(of, LAST)
+      for rank = 0, 1 do os.remove(folder .. "/pid-" .. rank) end
+      local ranks, async, all = random(RANKS), random(2) == 1, random(2) == 1
+      local wait = run(of, LAST, nil, ranks, async)
       -- About five increments later, at any moment.
       local goal = math.min(from + random(2, 7), LAST - 1)
       for _ = 1, 20000 do
@@ -88,7 +103,10 @@ describe("a chain of increments", function()
         ffi.C.usleep(300)
       end
       ffi.C.usleep(random(0, 3000))
-      ffi.C.kill(assert(pid_of()), 9)
+      local victim = random(0, ranks - 1)
+      for rank = 0, ranks - 1 do
+        if all or rank == victim then ffi.C.kill(assert(pid_of("pid-" .. rank)), 9) end
+      end
       local out, status = wait()
       assert.is_not.equal(0, status, out)
       local at, list = newest(of)
@@ -99,7 +117,7 @@ describe("a chain of increments", function()
       kills = kills + 1
       if at >= LAST - 5 then break end
     end
-    local out, status = run(of, LAST, folder .. "/chain")()
+    local out, status = run(of, LAST, folder .. "/chain", RANKS)()
     assert.equal(0, status, out)
     local at, list = newest(of)
     assert.equal(LAST, at)
