@@ -24,8 +24,9 @@ local M = {}
 local _, _, _, wrap_moment = P.handle("peri_moment", {}, nil, "a moment of tables")
 local moment_out, index_out = ffi.new "peri_moment *[1]", ffi.new "int64_t[1]"
 --- How copying goes on: bytes that are copied at once, without looking at the time; the share of the time that it may take while the
---- program does something else, where the save does not say another (`pace`), and the seconds that it may take at once for that share.
-M.pace = { block = 2 ^ 18, share = 0.02, most = 0.02 }
+--- program does something else, where the save does not say another (`pace`), and the seconds that it may take at once for that share;
+--- bytes that are copied at the call.
+M.pace = { block = 2 ^ 18, share = 0.02, most = 0.02, kept = 32 * 2 ^ 20 }
 local SLEEP = 100000 -- a round of peri_pause that sleeps
 local OUTCOME = 2048       -- bytes of the outcome that rank 0 sends
 
@@ -60,9 +61,10 @@ local function copy_of(p)
   return copy
 end
 
---- Take the state of this moment. Collective only in that all ranks do it between the same steps.
+--- Take the state of this moment. What does not change with the rows of tables is copied; what of it goes beyond M.pace.kept bytes is
+--- written now instead, so that the save needs no more memory than that. Collective only in that all ranks do it between the same steps.
 function AsyncSave:_take()
-  local s = self._s
+  local s, kept, now_, later = self._s, 0, {}, {}
   check(C.peri_moment_new(moment_out))
   self._moment = wrap_moment(moment_out[0])
   for _, p in ipairs(s.pieces) do
@@ -75,10 +77,23 @@ function AsyncSave:_take()
       check(C.peri_moment_add_table(self._moment.ptr, tbe, number, name, C.peri_dtype_parse(p.dtype), index_out))
     end
     p.part = tonumber(index_out[0])
-    if p.part < 0 then p.copy = P.lasting(copy_of, p) end
-    p.tensor, p.shard, p.source, p.global, p.picked = nil, nil, nil, nil, nil
+    if p.part < 0 and kept + p.bytes > M.pace.kept then now_[#now_ + 1] = p
+    else
+      if p.part < 0 then p.copy, kept = P.lasting(copy_of, p), kept + p.bytes end
+      p.tensor, p.shard, p.source, p.global, p.picked = nil, nil, nil, nil, nil
+      later[#later + 1] = p
+    end
+  end
+  s.pieces = {}
+  for _, list in ipairs { now_, later } do
+    for _, p in ipairs(list) do s.pieces[#s.pieces + 1] = p end
   end
   self._writer = self._f.writer_of(s.folder, s.rank, s.pieces, s.a.file_bytes or 0)
+  for i, p in ipairs(now_) do
+    self._f.put(self._writer.ptr, p)
+    s.pieces[i] = false -- of what it had nothing is needed any more
+  end
+  self._piece = #now_ + 1
 end
 
 -- -- copying --------------------------------------------------------------------------------------------------------------------------

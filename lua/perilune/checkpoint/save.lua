@@ -470,7 +470,7 @@ function M.save(path, given, options)
   s.rank = s.group and s.group:rank() or 0
   local ok, result = xpcall(function()
     begin(s, given)
-    if a.async then return async.start(s, { writer_of = writer_of, part_of = part_of, join = join, settle = settle }) end
+    if a.async then return async.start(s, { writer_of = writer_of, put = put, part_of = part_of, join = join, settle = settle }) end
     return finish(s)
   end, P.locate)
   if not (ok and a.async) then settle(s, ok and result or nil) end
