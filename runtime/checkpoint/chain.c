@@ -70,7 +70,9 @@ peri_status peri_checkpoint_identify(const char *path, peri_checkpoint_identity 
 {
     PERI_NEED(path);
     PERI_NEED(out);
-    return identify(path, out);
+    peri_checkpoint_identity now;
+    PERI_TRY(identify(path, &now));
+    return PERI_GIVE(peri_checkpoint_identity, out, &now);
 }
 
 /* -- the checkpoints of a folder ------------------------------------------------------------------------------------------------------- */
@@ -307,6 +309,14 @@ int64_t peri_checkpoint_levels(const peri_checkpoint *c)
     int64_t n = 0;
     for (; c; c = c->parent) n++;
     return n;
+}
+
+int64_t peri_checkpoint_level_of(const peri_checkpoint *c, const char *digest)
+{
+    if (!digest || !*digest) return -1;
+    for (int64_t level = 0; c; c = c->parent, level++)
+        if (strcmp(c->m.digest, digest) == 0 || strcmp(c->m.same_as, digest) == 0) return level;
+    return -1;
 }
 
 const char *peri_checkpoint_level(const peri_checkpoint *c, int64_t level)

@@ -7,37 +7,28 @@
 
 #include <sys/file.h>
 
-/** All bytes of all checkpoints of the chain are what their checksums say. */
-static peri_status verify_all(peri_checkpoint *c)
-{
-    for (; c; c = c->parent)
-        for (int64_t i = 0; i < c->m.n_entries; i++)
-            for (int64_t k = 0; k < c->m.entries[i].n_pieces; k++) PERI_TRY(peri_checkpoint_verify(c, i, k));
-    return PERI_OK;
-}
-
 /** The pieces of the last of the chain, without its lists. */
 static peri_status announce(const peri_checkpoint *c, peri_checkpoint_writer *w)
 {
     for (int64_t i = 0; i < c->m.n_entries; i++) {
         const peri__entry *e = &c->m.entries[i];
-        peri_checkpoint_tensor t;
+        peri_checkpoint_tensor t = {.size = sizeof t};
         PERI_TRY(peri_checkpoint_tensor_at(c, i, &t));
         if (peri__is_list(t.name)) continue;
         for (int64_t k = 0; k < e->n_pieces; k++) {
-            peri_checkpoint_region region;
+            peri__region region;
             peri__piece_region(&c->m, e, &c->m.pieces[e->first_piece + k], &region);
             region.rows = NULL;
-            PERI_TRY(peri_checkpoint_writer_add(w, &t, &region));
+            PERI_TRY(peri__writer_add(w, &t, &region));
         }
-        if (e->n_pieces == 0) PERI_TRY(peri_checkpoint_writer_add(w, &t, &(peri_checkpoint_region){0}));
+        if (e->n_pieces == 0) PERI_TRY(peri__writer_add(w, &t, &(peri__region){0}));
     }
     return PERI_OK;
 }
 
 /** Write rectangle @r of tensor @index in row-major order, cut along its first dimension of more than one index, and so on. @memory:
  *  PERI__IO_BLOCK bytes. */
-static peri_status put(peri_checkpoint *c, int64_t index, const peri_checkpoint_region *r, peri_checkpoint_writer *w, char *memory)
+static peri_status put(peri_checkpoint *c, int64_t index, const peri__region *r, peri_checkpoint_writer *w, char *memory)
 {
     const peri__entry *e = &c->m.entries[index];
     const int64_t bytes = peri__volume(e->ndim, r->size) * peri_dtype_size(e->dtype);
@@ -50,7 +41,7 @@ static peri_status put(peri_checkpoint *c, int64_t index, const peri_checkpoint_
     while (r->size[d] == 1) d++;
     const int64_t step = peri__max(1, PERI__IO_BLOCK / (bytes / r->size[d]));
     for (int64_t i = 0; i < r->size[d]; i += step) {
-        peri_checkpoint_region part = *r;
+        peri__region part = *r;
         part.offset[d] += i;
         part.size[d] = peri__min(step, r->size[d] - i);
         PERI_TRY(put(c, index, &part, w, memory));
@@ -64,7 +55,7 @@ static peri_status put_all(peri_checkpoint *c, peri_checkpoint_writer *w, char *
         const peri__entry *e = &c->m.entries[i];
         if (peri__is_list(peri__entry_name(&c->m, e))) continue;
         for (int64_t k = 0; k < e->n_pieces; k++) {
-            peri_checkpoint_region region;
+            peri__region region;
             peri__piece_region(&c->m, e, &c->m.pieces[e->first_piece + k], &region);
             region.rows = NULL;
             PERI_TRY(put(c, i, &region, w, memory));
@@ -77,7 +68,8 @@ static peri_status put_all(peri_checkpoint *c, peri_checkpoint_writer *w, char *
 static peri_status write(peri_checkpoint *c, const char *folder, const char *path, bool replace, char *digest)
 {
     peri_checkpoint_writer *w;
-    const peri_checkpoint_facts facts = {.values = peri_checkpoint_values(c), .increment = c->m.increment, .same_as = c->m.digest};
+    const peri_checkpoint_facts facts = {.size = sizeof facts, .values = peri_checkpoint_values(c), .increment = c->m.increment,
+                                         .same_as = c->m.digest};
     const char *part;
     char *memory = peri__alloc(PERI__IO_BLOCK);
     if (!memory) return PERI_ENOMEM;
@@ -102,8 +94,9 @@ peri_status peri_checkpoint_compact(peri_checkpoint *c, const char *path, bool r
     if (!*c->m.parent)
         return peri__fail(PERI_EINVAL, "peri_checkpoint_compact: '%.300s' is no increment: it is whole by itself", c->folder);
     if (!c->parent) return peri__fail(PERI_EINVAL, "peri_checkpoint_compact: '%.300s' was opened alone", c->folder);
-    PERI_TRY(peri_checkpoint_may_publish(path, &(peri_checkpoint_facts){.same_as = c->m.digest}, replace));
-    PERI_TRY(verify_all(c));
+    const peri_checkpoint_facts facts = {.size = sizeof facts, .same_as = c->m.digest};
+    PERI_TRY(peri_checkpoint_may_publish(path, &facts, replace));
+    PERI_TRY(peri_checkpoint_verify_since(c, -1));
     PERI_TRY(peri_checkpoint_folder_new(path, &folder));
     peri_status status = write(c, peri_checkpoint_folder_path(folder), path, replace, digest);
     /* In its own place: what it was has another name now, is durable as the new one, and goes if nobody else reads it. */

@@ -59,10 +59,10 @@ peri_status peri__manifest_entry(peri__manifest *m, const char *name, int32_t dt
     return PERI_OK;
 }
 
-peri_status peri__manifest_piece(peri__manifest *m, const peri_checkpoint_region *region, const peri__piece *place)
+peri_status peri__manifest_piece(peri__manifest *m, const peri__region *region, const peri__stored_piece *place)
 {
     peri__entry *e = &m->entries[m->n_entries - 1];
-    peri__piece p = *place;
+    peri__stored_piece p = *place;
     const int64_t columns[2] = {region->column, region->columns};
     p.numbers = m->n_numbers;
     p.listed = region->rows ? region->listed : 0;
@@ -78,10 +78,10 @@ peri_status peri__manifest_piece(peri__manifest *m, const peri_checkpoint_region
     return PERI_OK;
 }
 
-void peri__piece_region(const peri__manifest *m, const peri__entry *e, const peri__piece *p, peri_checkpoint_region *out)
+void peri__piece_region(const peri__manifest *m, const peri__entry *e, const peri__stored_piece *p, peri__region *out)
 {
     const int64_t *n = m->numbers + p->numbers;
-    *out = (peri_checkpoint_region){.column = n[2 * e->ndim], .columns = n[2 * e->ndim + 1], .listed = p->listed};
+    *out = (peri__region){.column = n[2 * e->ndim], .columns = n[2 * e->ndim + 1], .listed = p->listed};
     if (p->rows) out->rows = peri__manifest_text(m, p->rows - 1);
     memcpy(out->offset, n, (size_t)e->ndim * sizeof *n);
     memcpy(out->size, n + e->ndim, (size_t)e->ndim * sizeof *n);
@@ -89,7 +89,17 @@ void peri__piece_region(const peri__manifest *m, const peri__entry *e, const per
 
 /* -- regions --------------------------------------------------------------------------------------------------------------------------- */
 
-const char *peri__region_text(int32_t ndim, const peri_checkpoint_region *region, char *out, size_t room)
+peri_status peri__region_take(peri__region *out, const peri_checkpoint_region *region, const char *function)
+{
+    peri_checkpoint_region now;
+    PERI_TRY(peri__struct_take(&now, sizeof now, region, function, "peri_checkpoint_region"));
+    *out = (peri__region){.column = now.column, .columns = now.columns, .rows = now.rows, .listed = now.listed};
+    memcpy(out->offset, now.offset, sizeof now.offset);
+    memcpy(out->size, now.extent, sizeof now.extent);
+    return PERI_OK;
+}
+
+const char *peri__region_text(int32_t ndim, const peri__region *region, char *out, size_t room)
 {
     size_t at = 0;
     at += (size_t)snprintf(out, room, "[");
@@ -105,7 +115,7 @@ const char *peri__region_text(int32_t ndim, const peri_checkpoint_region *region
     return out;
 }
 
-peri_status peri__region_check(const char *what, int32_t ndim, const int64_t *shape, const peri_checkpoint_region *region,
+peri_status peri__region_check(const char *what, int32_t ndim, const int64_t *shape, const peri__region *region,
                                int64_t *elements)
 {
     *elements = 1;
@@ -148,7 +158,8 @@ typedef struct piece_order {
 static int by_place(const void *a, const void *b, void *context)
 {
     const piece_order *o = context;
-    const int64_t *x = o->m->numbers + ((const peri__piece *)a)->numbers, *y = o->m->numbers + ((const peri__piece *)b)->numbers;
+    const int64_t *x = o->m->numbers + ((const peri__stored_piece *)a)->numbers;
+    const int64_t *y = o->m->numbers + ((const peri__stored_piece *)b)->numbers;
     for (int32_t d = 2 * o->ndim; d < 2 * o->ndim + 2; d++)
         if (x[d] != y[d]) return x[d] < y[d] ? -1 : 1;
     for (int32_t d = 0; d < o->ndim; d++)
@@ -241,7 +252,7 @@ static peri_status settle_entry(peri__manifest *m, const peri__entry *e, const c
 /** Entries are sorted: make one of those of the same name, and their pieces neighbours. */
 static peri_status join(peri__manifest *m, const char *what)
 {
-    peri__piece *pieces = peri__alloc((size_t)peri__max(m->n_pieces, 1) * sizeof *pieces);
+    peri__stored_piece *pieces = peri__alloc((size_t)peri__max(m->n_pieces, 1) * sizeof *pieces);
     int64_t n = 0, used = 0;
     if (!pieces) return PERI_ENOMEM;
     for (int64_t i = 0; i < m->n_entries; i++) {
@@ -282,7 +293,7 @@ const peri__entry *peri__entry_named(const peri__manifest *m, const char *name)
     return NULL;
 }
 
-const peri__entry *peri__rows_entry(const peri__manifest *m, const peri__piece *p)
+const peri__entry *peri__rows_entry(const peri__manifest *m, const peri__stored_piece *p)
 {
     return peri__entry_named(m, peri__manifest_text(m, p->rows - 1));
 }
@@ -291,7 +302,7 @@ const peri__entry *peri__rows_entry(const peri__manifest *m, const peri__piece *
 static peri_status check_lists(const peri__manifest *m, const peri__entry *e, const char *what)
 {
     for (int64_t k = e->first_piece; k < e->first_piece + e->n_pieces; k++) {
-        const peri__piece *p = &m->pieces[k];
+        const peri__stored_piece *p = &m->pieces[k];
         if (!p->rows) continue;
         const char *name = peri__manifest_text(m, p->rows - 1);
         const peri__entry *list = peri__rows_entry(m, p);

@@ -25,12 +25,19 @@ enum {
 };
 #define PERI__MANIFEST "manifest.json"
 
+/** A peri_checkpoint_region of which all members are known. */
+typedef struct peri__region {
+    int64_t offset[PERI_MAX_DIMS], size[PERI_MAX_DIMS], column, columns;
+    const char *rows;
+    int64_t listed;
+} peri__region;
+
 typedef struct peri__file {
     int64_t name;  /* in text */
     int64_t bytes; /* of the whole file */
 } peri__file;
 
-typedef struct peri__piece {
+typedef struct peri__stored_piece {
     int64_t numbers; /* in numbers: offset[ndim], size[ndim], column, columns */
     int64_t begin, bytes;
     uint64_t checksum;
@@ -39,7 +46,7 @@ typedef struct peri__piece {
     int64_t rows;   /* Of an increment: 1 + the place (in text) of the name of the tensor that lists which rows of the rectangle are there;
                      * 0: all are. */
     int64_t listed; /* then: how many */
-} peri__piece;
+} peri__stored_piece;
 
 typedef struct peri__entry {
     int64_t name;  /* in text */
@@ -53,7 +60,7 @@ typedef struct peri__manifest {
     int64_t *numbers;
     peri__file *files;
     peri__entry *entries;
-    peri__piece *pieces;
+    peri__stored_piece *pieces;
     int64_t n_text, n_numbers, n_files, n_entries, n_pieces;
     int64_t text_room, numbers_room, files_room, entries_room, pieces_room; /* what there is memory for */
     char *values;
@@ -72,17 +79,17 @@ bool peri__checkpoint_alone(const peri_checkpoint *c);
 static inline const char *peri__manifest_text(const peri__manifest *m, int64_t at) { return m->text + at; }
 static inline const char *peri__entry_name(const peri__manifest *m, const peri__entry *e) { return m->text + e->name; }
 static inline const int64_t *peri__entry_shape(const peri__manifest *m, const peri__entry *e) { return m->numbers + e->shape; }
-void peri__piece_region(const peri__manifest *m, const peri__entry *e, const peri__piece *p, peri_checkpoint_region *out);
+void peri__piece_region(const peri__manifest *m, const peri__entry *e, const peri__stored_piece *p, peri__region *out);
 
 /** Append a file; its index in @index. */
 peri_status peri__manifest_file(peri__manifest *m, const char *name, int64_t bytes, int32_t *index);
 /** Append a tensor without pieces. */
 peri_status peri__manifest_entry(peri__manifest *m, const char *name, int32_t dtype, int32_t ndim, const int64_t *shape);
 /** Append a piece to the last tensor; place: all but `numbers`, `rows` and `listed`. */
-peri_status peri__manifest_piece(peri__manifest *m, const peri_checkpoint_region *region, const peri__piece *place);
+peri_status peri__manifest_piece(peri__manifest *m, const peri__region *region, const peri__stored_piece *place);
 
-/** The tensor that lists the rows of a piece (peri__piece.rows); NULL: there is none of that name. @m: settled. */
-const peri__entry *peri__rows_entry(const peri__manifest *m, const peri__piece *p);
+/** The tensor that lists the rows of a piece (peri__stored_piece.rows); NULL: there is none of that name. @m: settled. */
+const peri__entry *peri__rows_entry(const peri__manifest *m, const peri__stored_piece *p);
 /** Tensor @name, NULL if there is none. @m: settled. */
 const peri__entry *peri__entry_named(const peri__manifest *m, const char *name);
 /** Whether @name begins as the names of such lists do. */
@@ -96,7 +103,7 @@ static inline bool peri__is_list(const char *name)
 static inline int64_t peri__listed_elements(int64_t elements, int64_t rows, int64_t listed) { return rows ? elements / rows * listed : 0; }
 
 /** The elements of a region. PERI_EINVAL, in the name of @what, unless it lies within @shape and does not overflow. */
-peri_status peri__region_check(const char *what, int32_t ndim, const int64_t *shape, const peri_checkpoint_region *region,
+peri_status peri__region_check(const char *what, int32_t ndim, const int64_t *shape, const peri__region *region,
                                int64_t *elements);
 /** The product of the sizes of a region that was checked. */
 static inline int64_t peri__volume(int32_t ndim, const int64_t *size)
@@ -105,8 +112,13 @@ static inline int64_t peri__volume(int32_t ndim, const int64_t *size)
     for (int32_t d = 0; d < ndim; d++) n *= size[d];
     return n;
 }
+/** The argument of public function @function. */
+peri_status peri__region_take(peri__region *out, const peri_checkpoint_region *region, const char *function);
 /** A region as text, "[0:5, 0:4]". */
-const char *peri__region_text(int32_t ndim, const peri_checkpoint_region *region, char *out, size_t room);
+const char *peri__region_text(int32_t ndim, const peri__region *region, char *out, size_t room);
+
+/** peri_checkpoint_writer_add, of a region whose members are all known. */
+peri_status peri__writer_add(peri_checkpoint_writer *writer, const peri_checkpoint_tensor *tensor, const peri__region *region);
 
 /** Sort tensors by name, join those of the same name, and see that the pieces of each are whole and do not overlap. @what: for errors. */
 peri_status peri__manifest_settle(peri__manifest *m, const char *what);

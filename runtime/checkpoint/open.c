@@ -171,6 +171,7 @@ bool peri__checkpoint_alone(const peri_checkpoint *c)
 int64_t peri_checkpoint_count(const peri_checkpoint *c) { return c ? c->m.n_entries : 0; }
 const char *peri_checkpoint_digest(const peri_checkpoint *c) { return c ? c->m.digest : ""; }
 const char *peri_checkpoint_parent(const peri_checkpoint *c) { return c ? c->m.parent : ""; }
+const char *peri_checkpoint_same_as(const peri_checkpoint *c) { return c ? c->m.same_as : ""; }
 int64_t peri_checkpoint_increment(const peri_checkpoint *c) { return c ? c->m.increment : 0; }
 const char *peri_checkpoint_values(const peri_checkpoint *c) { return c && c->m.values ? c->m.values : "{}"; }
 
@@ -188,9 +189,9 @@ peri_status peri_checkpoint_tensor_at(const peri_checkpoint *c, int64_t index, p
     const peri__entry *e;
     PERI_NEED(out);
     PERI_TRY(peri__entry_at(c, "peri_checkpoint_tensor_at", index, &e));
-    *out = (peri_checkpoint_tensor){.name = peri__entry_name(&c->m, e), .dtype = e->dtype, .ndim = e->ndim, .pieces = e->n_pieces};
-    memcpy(out->shape, peri__entry_shape(&c->m, e), (size_t)e->ndim * sizeof *out->shape);
-    return PERI_OK;
+    peri_checkpoint_tensor now = {.name = peri__entry_name(&c->m, e), .dtype = e->dtype, .ndim = e->ndim, .pieces = e->n_pieces};
+    memcpy(now.shape, peri__entry_shape(&c->m, e), (size_t)e->ndim * sizeof *now.shape);
+    return PERI_GIVE(peri_checkpoint_tensor, out, &now);
 }
 
 int64_t peri_checkpoint_find(const peri_checkpoint *c, const char *name)
@@ -207,7 +208,7 @@ int64_t peri_checkpoint_find(const peri_checkpoint *c, const char *name)
 }
 
 peri_status peri__piece_at(const peri_checkpoint *c, const char *function, int64_t index, int64_t piece, const peri__entry **e,
-                            const peri__piece **p)
+                            const peri__stored_piece **p)
 {
     PERI_TRY(peri__entry_at(c, function, index, e));
     if (piece < 0 || piece >= (*e)->n_pieces)
@@ -221,15 +222,21 @@ peri_status peri_checkpoint_piece(const peri_checkpoint *c, int64_t index, int64
                                   peri_checkpoint_place *place)
 {
     const peri__entry *e;
-    const peri__piece *p;
+    const peri__stored_piece *p;
     PERI_TRY(peri__piece_at(c, "peri_checkpoint_piece", index, piece, &e, &p));
-    if (region) peri__piece_region(&c->m, e, p, region);
-    if (place)
-        *place = (peri_checkpoint_place){.file = peri__manifest_text(&c->m, c->m.files[p->file].name),
-                                         .begin = p->begin,
-                                         .bytes = p->bytes,
-                                         .checksum = p->checksum,
-                                         .checked = p->checked};
-    return PERI_OK;
+    if (region) {
+        peri__region r;
+        peri__piece_region(&c->m, e, p, &r);
+        peri_checkpoint_region now = {.column = r.column, .columns = r.columns, .rows = r.rows, .listed = r.listed};
+        memcpy(now.offset, r.offset, sizeof now.offset);
+        memcpy(now.extent, r.size, sizeof now.extent);
+        PERI_TRY(PERI_GIVE(peri_checkpoint_region, region, &now));
+    }
+    if (!place) return PERI_OK;
+    const peri_checkpoint_place now = {.file = peri__manifest_text(&c->m, c->m.files[p->file].name),
+                                       .begin = p->begin,
+                                       .bytes = p->bytes,
+                                       .checksum = p->checksum,
+                                       .checked = p->checked};
+    return PERI_GIVE(peri_checkpoint_place, place, &now);
 }
-

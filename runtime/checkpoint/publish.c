@@ -56,7 +56,7 @@ static peri_status write_manifest(const char *folder, const char *text, int64_t 
 static peri_status replaceable(const char *path, bool replace, const peri_checkpoint_facts *facts)
 {
     char manifest[PATH_MAX], child[PATH_MAX];
-    peri_checkpoint_identity old;
+    peri_checkpoint_identity old = {.size = sizeof old};
     struct stat s;
     if (lstat(path, &s) != 0) return PERI_OK;
     if (!replace)
@@ -79,9 +79,11 @@ static peri_status replaceable(const char *path, bool replace, const peri_checkp
 
 peri_status peri_checkpoint_may_publish(const char *path, const peri_checkpoint_facts *facts, bool replace)
 {
-    static const peri_checkpoint_facts nothing;
+    static const peri_checkpoint_facts nothing = {.size = sizeof nothing};
     PERI_NEED(path);
-    return replaceable(path, replace, facts ? facts : &nothing);
+    if (!facts) facts = &nothing;
+    PERI_TAKE(peri_checkpoint_facts, facts);
+    return replaceable(path, replace, facts);
 }
 
 /** Remove what is in folder @path, which is open as @fd: the manifest first, so that what is half removed is no checkpoint. @file: what
@@ -194,7 +196,7 @@ static peri_status check_rows(const peri__manifest *m, const peri_checkpoint_fac
 peri_status peri_checkpoint_publish(const char *folder, const char *path, const char *const *parts, int32_t n,
                                     const peri_checkpoint_facts *facts, bool replace, char digest[PERI_CHECKPOINT_DIGEST + 1])
 {
-    static const peri_checkpoint_facts nothing;
+    static const peri_checkpoint_facts nothing = {.size = sizeof nothing};
     peri__manifest m = {0};
     char *text = NULL;
     int64_t bytes;
@@ -205,6 +207,7 @@ peri_status peri_checkpoint_publish(const char *folder, const char *path, const 
     if (n < 1) return peri__fail(PERI_EINVAL, "peri_checkpoint_publish: %d parts, allowed: 1 or more", n);
     if (!*path || strlen(path) >= PATH_MAX) return peri__fail(PERI_EINVAL, "peri_checkpoint_publish: a path of %zu bytes", strlen(path));
     if (!facts) facts = &nothing;
+    PERI_TAKE(peri_checkpoint_facts, facts);
     if (facts->values) PERI_TRY(check_values(facts->values));
     PERI_TRY(check_digest("parent", facts->parent));
     PERI_TRY(check_digest("same_as", facts->same_as));

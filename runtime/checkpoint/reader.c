@@ -59,7 +59,7 @@ static peri_status have_file(peri_checkpoint *c, int32_t file, bool direct, peri
 }
 
 /** Bools are 0 or 1. @at: where they lie in the piece. */
-static peri_status check_bools(const peri_checkpoint *c, const peri__piece *p, const char *data, int64_t bytes, int64_t at)
+static peri_status check_bools(const peri_checkpoint *c, const peri__stored_piece *p, const char *data, int64_t bytes, int64_t at)
 {
     char path[PATH_MAX];
     for (int64_t i = 0; i < bytes; i++) {
@@ -72,7 +72,7 @@ static peri_status check_bools(const peri_checkpoint *c, const peri__piece *p, c
 }
 
 /** Bytes [@at, @at + @bytes) of a piece. */
-static peri_status get(peri_checkpoint *c, const peri__piece *p, int32_t dtype, void *out, int64_t bytes, int64_t at)
+static peri_status get(peri_checkpoint *c, const peri__stored_piece *p, int32_t dtype, void *out, int64_t bytes, int64_t at)
 {
     peri__io_file *file;
     PERI_TRY(have_file(c, p->file, false, &file));
@@ -91,7 +91,7 @@ static peri_status need_buffer(peri_checkpoint *c, int64_t bytes)
     return PERI_OK;
 }
 
-static peri_status damaged(const peri_checkpoint *c, const peri__entry *e, const peri__piece *p)
+static peri_status damaged(const peri_checkpoint *c, const peri__entry *e, const peri__stored_piece *p)
 {
     char path[PATH_MAX];
     PERI_TRY(path_of(c, p->file, path));
@@ -104,7 +104,7 @@ typedef peri_status block_fn(void *context, const char *data, int64_t bytes, int
 
 /** Bytes [@at, @at + @bytes) of a piece, in blocks of @step bytes (READ_BLOCK at most): the threads read those that come next, past the
  *  page cache, and give them to @then (NULL: to nobody), while @f has one. */
-static peri_status each_block(peri_checkpoint *c, const peri__piece *p, int64_t at, int64_t bytes, int64_t step, peri__io_then *then,
+static peri_status each_block(peri_checkpoint *c, const peri__stored_piece *p, int64_t at, int64_t bytes, int64_t step, peri__io_then *then,
                               block_fn *f, void *context)
 {
     peri__tools *tools = c->tools;
@@ -152,7 +152,7 @@ static peri_status verify_block(void *context, const char *data, int64_t bytes, 
 peri_status peri_checkpoint_verify(peri_checkpoint *c, int64_t index, int64_t piece)
 {
     const peri__entry *e;
-    const peri__piece *p;
+    const peri__stored_piece *p;
     PERI_TRY(peri__piece_at(c, "peri_checkpoint_verify", index, piece, &e, &p));
     XXH3_state_t *hash = XXH3_createState();
     if (!hash) return peri__fail(PERI_ENOMEM, "peri_checkpoint_verify: no memory for a hash");
@@ -198,11 +198,12 @@ static void strides(int32_t ndim, const int64_t *size, int64_t bytes, int64_t *o
 
 /** Where what is read goes: host memory that is laid out as the rectangle is, or a view of a tensor with the rectangle's shape. */
 typedef struct target {
-    peri_checkpoint_region want;
+    peri__region want;
     int32_t ndim, dtype; /* ndim: at least 1 */
     int64_t size;        /* bytes of an element */
     char *memory;        /* NULL: into the view */
     peri_tensor *view;
+    int64_t levels;      /* so many checkpoints of the chain are read; `memory` has what those below them have */
 } target;
 
 /** The elements of @k from @from on to the target. @pack: memory for as many. */
@@ -235,7 +236,7 @@ static peri_status deliver(const target *to, copying *k, const char *from, char 
 }
 
 /** What the rectangle and a piece share, row by row: the columns lie far apart in the file, so that only they are read. */
-static peri_status read_runs(peri_checkpoint *c, const peri__piece *p, const peri_checkpoint_region *has, const target *to, copying *k)
+static peri_status read_runs(peri_checkpoint *c, const peri__stored_piece *p, const peri__region *has, const target *to, copying *k)
 {
     const int64_t first = k->low[0], past = k->high[0], run = (k->high[1] - k->low[1]) * to->size;
     PERI_TRY(need_buffer(c, 2 * run));
@@ -255,7 +256,7 @@ static peri_status read_runs(peri_checkpoint *c, const peri__piece *p, const per
 /** Reading what a rectangle and a piece share. */
 typedef struct reading {
     peri_checkpoint *c;
-    const peri__piece *piece;
+    const peri__stored_piece *piece;
     const target *to;
     copying k;                     /* of the block that is being copied: from[] is where its memory begins */
     int64_t offset[PERI_MAX_DIMS]; /* of the piece */
@@ -337,9 +338,9 @@ static peri_status read_rows(reading *q, int32_t d, int64_t at)
 }
 
 /** What the rectangle and piece @p share. A piece that is read as a whole is compared with its checksum. */
-static peri_status read_piece(peri_checkpoint *c, const peri__entry *e, const peri__piece *p, const target *to)
+static peri_status read_piece(peri_checkpoint *c, const peri__entry *e, const peri__stored_piece *p, const target *to)
 {
-    peri_checkpoint_region has;
+    peri__region has;
     reading q = {.c = c, .piece = p, .to = to, .k = {.ndim = to->ndim, .size = to->size}};
     copying *k = &q.k;
     bool whole = true, full_rows = true;
@@ -383,8 +384,8 @@ static void close_files(peri_checkpoint *c)
 typedef struct listed {
     peri_checkpoint *c;
     const peri__entry *e;
-    const peri__piece *piece, *list; /* list: the piece that has their numbers */
-    peri_checkpoint_region has;
+    const peri__stored_piece *piece, *list; /* list: the piece that has their numbers */
+    peri__region has;
     int64_t row, before; /* bytes of a row; the number before those that are read next, -1: unknown or none */
 } listed;
 
@@ -424,7 +425,7 @@ static peri_status list_find(listed *l, int64_t row, int64_t *out)
 
 /** What the rectangle and the listed rows of piece @p share, over what is there. A piece that is read as a whole is compared with its
  *  checksum, and so is its list. */
-static peri_status lay_over(peri_checkpoint *c, const peri__entry *e, const peri__piece *p, const target *to)
+static peri_status lay_over(peri_checkpoint *c, const peri__entry *e, const peri__stored_piece *p, const target *to)
 {
     enum { NUMBERS = 1024 };
     int64_t at, numbers[NUMBERS], n;
@@ -481,7 +482,7 @@ typedef struct group {
 } group;
 
 /** The next group behind piece @first; false: there is none. */
-static bool next_group(const peri__manifest *m, const peri__entry *e, const peri_checkpoint_region *want, int64_t first, group *out)
+static bool next_group(const peri__manifest *m, const peri__entry *e, const peri__region *want, int64_t first, group *out)
 {
     const int64_t stop = e->first_piece + e->n_pieces, at = 2 * e->ndim;
     if (first >= stop) return false;
@@ -499,7 +500,7 @@ static peri_status same_group(const peri_checkpoint *c, const peri__entry *e, in
     const peri_checkpoint *parent = c->parent;
     const char *name = peri__entry_name(&c->m, e);
     const int64_t *columns = c->m.numbers + c->m.pieces[like].numbers + 2 * e->ndim;
-    const peri_checkpoint_region any = {0};
+    const peri__region any = {0};
     if (!parent)
         return peri__fail(PERI_EINVAL, "checkpoint '%.200s' is an increment and was opened alone: it has only some rows of tensor '%.150s'",
                           c->folder, name);
@@ -520,12 +521,15 @@ static peri_status read_group(peri_checkpoint *c, const peri__entry *e, const gr
         const peri__entry *entry = NULL;
         group under;
         if (!c->m.pieces[k].rows) continue;
-        PERI_TRY(same_group(c, e, k, &entry, &under));
-        PERI_TRY(read_group(c->parent, entry, &under, to));
         some = true;
+        if (to->levels == 1) continue;
+        target below = *to;
+        below.levels--;
+        PERI_TRY(same_group(c, e, k, &entry, &under));
+        PERI_TRY(read_group(c->parent, entry, &under, &below));
     }
     for (int64_t k = g->first; status >= 0 && k < g->past; k++) {
-        const peri__piece *p = &c->m.pieces[k];
+        const peri__stored_piece *p = &c->m.pieces[k];
         status = p->rows ? lay_over(c, e, p, to) : read_piece(c, e, p, to);
     }
     if (c->inner) close_files(c);
@@ -649,8 +653,17 @@ static peri_status view_of(const target *to, const peri_tensor_desc *d, peri_ten
     return peri__fail(PERI_EINVAL, "peri_checkpoint_read: out is neither contiguous nor of the rectangle's shape");
 }
 
+/** Rectangle @region of a tensor, all of it. */
+static target target_of(const peri__entry *e, const peri__region *region)
+{
+    target to = {.want = *region, .ndim = e->ndim ? e->ndim : 1, .dtype = e->dtype, .size = peri_dtype_size(e->dtype), .levels = INT64_MAX};
+    if (e->ndim == 0) to.want.offset[0] = 0, to.want.size[0] = 1;
+    return to;
+}
+
 peri_status peri_checkpoint_read(peri_checkpoint *c, int64_t index, const peri_checkpoint_region *region, peri_tensor *out)
 {
+    peri__region r;
     const peri__entry *e;
     peri_tensor_desc d = {.size = sizeof d};
     int64_t elements;
@@ -659,14 +672,14 @@ peri_status peri_checkpoint_read(peri_checkpoint *c, int64_t index, const peri_c
     PERI_NEED(out);
     PERI_TRY(peri__entry_at(c, "peri_checkpoint_read", index, &e));
     snprintf(what, sizeof what, "peri_checkpoint_read: tensor '%.200s'", peri__entry_name(&c->m, e));
-    PERI_TRY(peri__region_check(what, e->ndim, peri__entry_shape(&c->m, e), region, &elements));
+    PERI_TRY(peri__region_take(&r, region, __func__));
+    PERI_TRY(peri__region_check(what, e->ndim, peri__entry_shape(&c->m, e), &r, &elements));
     peri_tensor_describe(out, &d);
     if (d.dtype != e->dtype || d.numel != elements)
         return peri__fail(PERI_EINVAL, "%s: out has %lld elements of %s, wanted: %lld of %s", what, (long long)d.numel,
                           peri_dtype_name(d.dtype), (long long)elements, peri_dtype_name(e->dtype));
     if (elements == 0) return PERI_OK;
-    target to = {.want = *region, .ndim = e->ndim ? e->ndim : 1, .dtype = e->dtype, .size = peri_dtype_size(e->dtype)};
-    if (e->ndim == 0) to.want.offset[0] = 0, to.want.size[0] = 1;
+    target to = target_of(e, &r);
     if (d.contiguous && peri__immediate(d.device)) {
         to.memory = peri__data(out);
         peri__changed(out);
@@ -680,10 +693,69 @@ peri_status peri_checkpoint_read(peri_checkpoint *c, int64_t index, const peri_c
     return status;
 }
 
-peri_status peri__checkpoint_read_host(peri_checkpoint *c, int64_t index, const peri_checkpoint_region *region, void *out)
+peri_status peri__checkpoint_read_host(peri_checkpoint *c, int64_t index, const peri__region *region, void *out)
 {
     const peri__entry *e = &c->m.entries[index];
-    target to = {.want = *region, .ndim = e->ndim ? e->ndim : 1, .dtype = e->dtype, .size = peri_dtype_size(e->dtype), .memory = out};
-    if (e->ndim == 0) to.want.offset[0] = 0, to.want.size[0] = 1;
+    target to = target_of(e, region);
+    to.memory = out;
     return read_all(c, e, &to);
+}
+
+/* -- what increments have ------------------------------------------------------------------------------------------------------------- */
+
+peri_status peri_checkpoint_read_since(peri_checkpoint *c, int64_t level, int64_t index, const peri_checkpoint_region *region, void *out)
+{
+    peri__region r;
+    const peri__entry *e;
+    int64_t elements, groups = 0;
+    char what[PERI_MESSAGE_MAX];
+    group g;
+    PERI_NEED(region);
+    PERI_NEED(out);
+    PERI_TRY(peri__entry_at(c, "peri_checkpoint_read_since", index, &e));
+    if (level < -1 || level >= peri_checkpoint_levels(c))
+        return peri__fail(PERI_EINVAL, "peri_checkpoint_read_since: level %lld, allowed: -1 to %lld", (long long)level,
+                          (long long)peri_checkpoint_levels(c) - 1);
+    snprintf(what, sizeof what, "peri_checkpoint_read_since: tensor '%.200s'", peri__entry_name(&c->m, e));
+    PERI_TRY(peri__region_take(&r, region, __func__));
+    PERI_TRY(peri__region_check(what, e->ndim, peri__entry_shape(&c->m, e), &r, &elements));
+    if (elements == 0 || level == 0) return PERI_OK;
+    target to = target_of(e, &r);
+    to.memory = out;
+    for (int64_t k = e->first_piece; next_group(&c->m, e, &to.want, k, &g); k = g.past) groups += g.share > 0;
+    if (level > 0 && groups == 1) to.levels = level; /* else numbers of several pieces make one, and all of them are read */
+    return read_all(c, e, &to);
+}
+
+peri_status peri_checkpoint_piece_rows(peri_checkpoint *c, int64_t index, int64_t piece, int64_t from, int64_t n, int64_t *rows,
+                                       void *values)
+{
+    static const char f[] = "peri_checkpoint_piece_rows";
+    const peri__entry *e;
+    const peri__stored_piece *p;
+    PERI_NEED(rows);
+    PERI_NEED(values);
+    PERI_TRY(peri__piece_at(c, f, index, piece, &e, &p));
+    if (!p->rows)
+        return peri__fail(PERI_EINVAL, "%s: piece %lld of tensor '%.200s' has all its rows; allowed: one with a list", f, (long long)piece,
+                          peri__entry_name(&c->m, e));
+    if (from < 0 || n < 0 || n > p->listed || from > p->listed - n)
+        return peri__fail(PERI_EINVAL, "%s: %lld rows from number %lld on, allowed: within the %lld that piece %lld of tensor '%.150s' has",
+                          f, (long long)n, (long long)from, (long long)p->listed, (long long)piece, peri__entry_name(&c->m, e));
+    if (n == 0) return PERI_OK;
+    listed l = {.c = c, .e = e, .piece = p, .before = -1};
+    l.list = &c->m.pieces[peri__rows_entry(&c->m, p)->first_piece];
+    peri__piece_region(&c->m, e, p, &l.has);
+    l.row = p->bytes / p->listed;
+    PERI_TRY(list_numbers(&l, from, n, rows));
+    return get(c, p, e->dtype, values, n * l.row, from * l.row);
+}
+
+peri_status peri_checkpoint_verify_since(peri_checkpoint *c, int64_t level)
+{
+    PERI_NEED(c);
+    for (; c && level != 0; c = c->parent, level--)
+        for (int64_t i = 0; i < c->m.n_entries; i++)
+            for (int64_t k = 0; k < c->m.entries[i].n_pieces; k++) PERI_TRY(peri_checkpoint_verify(c, i, k));
+    return PERI_OK;
 }

@@ -46,11 +46,11 @@ struct peri_checkpoint {
 peri_status peri__entry_at(const peri_checkpoint *c, const char *function, int64_t index, const peri__entry **out);
 /** Piece @piece of it. */
 peri_status peri__piece_at(const peri_checkpoint *c, const char *function, int64_t index, int64_t piece, const peri__entry **e,
-                           const peri__piece **p);
+                           const peri__stored_piece **p);
 /** Open the checkpoint in folder @path alone, or a safetensors file; @what: for errors. @out new. */
 peri_status peri__checkpoint_open_alone(const char *path, const char *what, peri_checkpoint **out);
 /** Read rectangle @region, which is within tensor @index and not empty, into host memory. (reader.c) */
-peri_status peri__checkpoint_read_host(peri_checkpoint *c, int64_t index, const peri_checkpoint_region *region, void *out);
+peri_status peri__checkpoint_read_host(peri_checkpoint *c, int64_t index, const peri__region *region, void *out);
 /** A checkpoint that is an increment of the one at @path and would be without its parent if that were gone: its path in @child (PATH_MAX
  *  bytes), or "". (chain.c) */
 peri_status peri__checkpoint_child(const char *path, char *child);

@@ -33,7 +33,7 @@ static void print_numbers(peri__buffer *b, const int64_t *list, int32_t n)
     peri__buffer_print(b, n ? "]" : "[]");
 }
 
-static void print_piece(const peri__manifest *m, const peri__entry *e, const peri__piece *p, peri__buffer *b)
+static void print_piece(const peri__manifest *m, const peri__entry *e, const peri__stored_piece *p, peri__buffer *b)
 {
     const int64_t *n = m->numbers + p->numbers;
     peri__buffer_print(b, "{\"file\":%d,\"begin\":%lld,\"bytes\":%lld", p->file, (long long)p->begin, (long long)p->bytes);
@@ -163,8 +163,8 @@ static bool parse_piece(peri__manifest *m, peri__json *j, int64_t files)
 {
     char key[32], rows[PERI__NAME_MOST + 1] = "";
     const peri__entry e = m->entries[m->n_entries - 1];
-    peri__piece p = {.begin = -1, .bytes = -1};
-    peri_checkpoint_region region = {0};
+    peri__stored_piece p = {.begin = -1, .bytes = -1};
+    peri__region region = {0};
     int64_t file = -1, columns[2] = {0}, elements, need;
     int32_t offsets = -1, sizes = -1, n = 2;
     peri__json_enter(j, '{');
@@ -201,7 +201,7 @@ static bool parse_piece(peri__manifest *m, peri__json *j, int64_t files)
 static bool add_entry(peri__manifest *m, peri__json *j, const char *name, int32_t dtype, int32_t ndim, const int64_t *shape)
 {
     int64_t elements;
-    peri_checkpoint_region all = {0};
+    peri__region all = {0};
     if (!*name) return peri__json_fail(j, "a tensor without a name");
     if (dtype < 0) return peri__json_fail(j, "a tensor whose dtype is none of F64, F32, F16, BF16, I64, I32, I16, I8, U8, BOOL, C64");
     if (ndim < 0) return peri__json_fail(j, "a tensor without a shape");
@@ -351,12 +351,12 @@ static bool parse_named(peri__manifest *m, peri__json *j, const char *name, int3
     }
     if (j->status < 0 || !add_entry(m, j, name, peri__safetensors_dtype_of(dtype), ndim, shape)) return false;
     const int64_t bytes = m->files[file].bytes - data;
-    peri_checkpoint_region all = {0};
+    peri__region all = {0};
     memcpy(all.size, shape, (size_t)ndim * sizeof *shape);
     if (n != 2 || at[0] < 0 || at[1] < at[0] || at[1] > bytes) return peri__json_fail(j, "data_offsets that lie outside the file");
     if (at[1] - at[0] != peri__volume(ndim, shape) * peri_dtype_size(m->entries[m->n_entries - 1].dtype))
         return peri__json_fail(j, "data_offsets that do not fit dtype and shape");
-    j->status = peri__manifest_piece(m, &all, &(peri__piece){.begin = data + at[0], .bytes = at[1] - at[0], .file = file});
+    j->status = peri__manifest_piece(m, &all, &(peri__stored_piece){.begin = data + at[0], .bytes = at[1] - at[0], .file = file});
     return j->status >= 0;
 }
 
@@ -386,9 +386,9 @@ peri_status peri__safetensors_print(peri__manifest *m, int32_t file, char **out,
     for (int64_t i = 0; i < m->n_entries; i++) {
         const peri__entry *e = &m->entries[i];
         for (int64_t k = e->first_piece; k < e->first_piece + e->n_pieces; k++) {
-            peri__piece *p = &m->pieces[k];
+            peri__stored_piece *p = &m->pieces[k];
             char name[PERI__NAME_MOST + 400], place[400]; /* a list's name is cut where it is longer */
-            peri_checkpoint_region region;
+            peri__region region;
             if (p->file != file) continue;
             peri__piece_region(m, e, p, &region);
             bool all = !region.columns && !region.rows &&

@@ -95,19 +95,15 @@ void peri_checkpoint_writer_release(peri_checkpoint_writer *w)
 }
 
 /** Rows of a piece by which it is cut: as many as a file may have. */
-static int64_t rows_at_once(const peri_checkpoint_writer *w, int32_t ndim, const peri_checkpoint_region *region, int64_t bytes)
+static int64_t rows_at_once(const peri_checkpoint_writer *w, int32_t ndim, const peri__region *region, int64_t bytes)
 {
     if (ndim == 0 || bytes <= w->file_bytes) return ndim ? region->size[0] : 1;
     return peri__max(1, w->file_bytes / (bytes / region->size[0]));
 }
 
-peri_status peri_checkpoint_writer_add(peri_checkpoint_writer *w, const peri_checkpoint_tensor *t, const peri_checkpoint_region *region)
+peri_status peri__writer_add(peri_checkpoint_writer *w, const peri_checkpoint_tensor *t, const peri__region *region)
 {
     int64_t elements, bytes, all;
-    PERI_NEED(w);
-    PERI_NEED(t);
-    PERI_NEED(t->name);
-    PERI_NEED(region);
     if (w->started) return peri__fail(PERI_EINVAL, "peri_checkpoint_writer_add: '%.200s': pieces are being written already", t->name);
     if (!*t->name || strlen(t->name) > PERI__NAME_MOST)
         return peri__fail(PERI_EINVAL, "peri_checkpoint_writer_add: a name of %zu bytes, allowed: 1 to %d", strlen(t->name),
@@ -121,7 +117,7 @@ peri_status peri_checkpoint_writer_add(peri_checkpoint_writer *w, const peri_che
     if (!peri__safetensors_dtype(t->dtype))
         return peri__fail(PERI_EUNSUPPORTED, "peri_checkpoint_writer_add: '%.200s': dtype %s: safetensors files have none of that name",
                           t->name, peri_dtype_name(t->dtype));
-    peri_checkpoint_region whole = {0};
+    peri__region whole = {0};
     memcpy(whole.size, t->shape, (size_t)t->ndim * sizeof *t->shape);
     PERI_TRY(peri__region_check("peri_checkpoint_writer_add", t->ndim, t->shape, &whole, &all));
     if (all > INT64_MAX / 16) return peri__fail(PERI_EINVAL, "peri_checkpoint_writer_add: '%.200s': it has too many elements", t->name);
@@ -129,15 +125,27 @@ peri_status peri_checkpoint_writer_add(peri_checkpoint_writer *w, const peri_che
     if (region->rows) elements = peri__listed_elements(elements, region->size[0], region->listed);
     bytes = elements * peri_dtype_size(t->dtype);
     PERI_TRY(peri__manifest_entry(&w->m, t->name, t->dtype, t->ndim, t->shape));
-    if (region->rows) return peri__manifest_piece(&w->m, region, &(peri__piece){.bytes = bytes}); /* it is not cut */
+    if (region->rows) return peri__manifest_piece(&w->m, region, &(peri__stored_piece){.bytes = bytes}); /* it is not cut */
     const int64_t step = rows_at_once(w, t->ndim, region, bytes), past = t->ndim ? region->size[0] : 1;
     for (int64_t row = 0; elements > 0 && row < past; row += step) { /* an empty piece is none */
-        peri_checkpoint_region r = *region;
+        peri__region r = *region;
         int64_t rows = peri__min(step, past - row);
         if (t->ndim) r.offset[0] += row, r.size[0] = rows;
-        PERI_TRY(peri__manifest_piece(&w->m, &r, &(peri__piece){.bytes = bytes / past * rows}));
+        PERI_TRY(peri__manifest_piece(&w->m, &r, &(peri__stored_piece){.bytes = bytes / past * rows}));
     }
     return PERI_OK;
+}
+
+peri_status peri_checkpoint_writer_add(peri_checkpoint_writer *w, const peri_checkpoint_tensor *tensor,
+                                       const peri_checkpoint_region *region)
+{
+    peri__region r;
+    PERI_NEED(w);
+    PERI_NEED(region);
+    PERI_TAKE(peri_checkpoint_tensor, tensor);
+    PERI_NEED(tensor->name);
+    PERI_TRY(peri__region_take(&r, region, __func__));
+    return peri__writer_add(w, tensor, &r);
 }
 
 /* -- writing -------------------------------------------------------------------------------------------------------------------------- */
@@ -173,7 +181,7 @@ static peri_status lay_out(peri_checkpoint_writer *w)
     for (int64_t i = 0; i < w->m.n_entries || file < 0; i++) { /* without any piece one file is written all the same */
         const peri__entry *e = i < w->m.n_entries ? &w->m.entries[i] : NULL;
         for (int64_t k = 0; k < (e ? e->n_pieces : 1); k++) {
-            peri__piece *p = e ? &w->m.pieces[e->first_piece + k] : NULL;
+            peri__stored_piece *p = e ? &w->m.pieces[e->first_piece + k] : NULL;
             const int64_t more = e ? header_bytes(w, e) : 0;
             if (file < 0 || (bytes > 0 && (bytes > w->file_bytes - p->bytes || header > PERI__HEADER_MOST - more))) {
                 char name[256];
@@ -281,7 +289,7 @@ static peri_status start_piece(peri_checkpoint_writer *w)
 static peri_status pass_empty(peri_checkpoint_writer *w)
 {
     while (w->piece < w->m.n_pieces && w->m.pieces[w->piece].bytes == 0) {
-        peri__piece *p = &w->m.pieces[w->piece++];
+        peri__stored_piece *p = &w->m.pieces[w->piece++];
         p->checksum = XXH3_64bits("", 0);
         p->checked = true;
         if (w->started && w->piece < w->m.n_pieces) PERI_TRY(start_piece(w));
@@ -293,7 +301,7 @@ static peri_status put_bytes(peri_checkpoint_writer *w, const char *data, int64_
 {
     if (!w->started && bytes > 0) PERI_TRY(start_piece(w));
     while (bytes > 0) {
-        peri__piece *p = &w->m.pieces[w->piece];
+        peri__stored_piece *p = &w->m.pieces[w->piece];
         const int64_t n = peri__min(bytes, p->bytes - w->done);
         PERI_TRY(append(w, data, n, w->hash));
         data += n;

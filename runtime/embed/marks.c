@@ -200,14 +200,14 @@ peri_status peri_tbe_of_view(const peri_tensor *t, peri_tbe **tbe, int64_t *tabl
 
 /* -- the rows themselves --------------------------------------------------------------------------------------------------------------- */
 
-/** Rows @list [n] of state @part into @to, by runs of rows that follow each other. Within a call. */
-static peri_status read_runs(peri_tbe *tbe, int64_t table, int32_t part, const int64_t *list, int64_t n, peri_tensor *to)
+/** Rows @list [n] of state @part into @some (@write: from it), by runs of rows that follow each other. Within a call. */
+static peri_status move_runs(peri_tbe *tbe, int64_t table, int32_t part, const int64_t *list, int64_t n, peri_tensor *rows, bool write)
 {
     for (int64_t i = 0, past; i < n; i = past) {
         peri_tensor *some;
         for (past = i + 1; past < n && list[past] == list[past - 1] + 1;) past++;
-        PERI_TRY(peri_tensor_slice(to, 0, i, past, 1, &some));
-        peri_status status = tbe->store->read(tbe, table, part, list[i], some);
+        PERI_TRY(peri_tensor_slice(rows, 0, i, past, 1, &some));
+        peri_status status = write ? tbe->store->write(tbe, table, part, list[i], some) : tbe->store->read(tbe, table, part, list[i], some);
         peri_tensor_release(some);
         PERI_TRY(status);
     }
@@ -215,47 +215,90 @@ static peri_status read_runs(peri_tbe *tbe, int64_t table, int32_t part, const i
 }
 
 /** The same in memory: one row after the other where the host reaches them. */
-static peri_status read_here(peri_tbe *tbe, int64_t table, int32_t part, const int64_t *list, int64_t n, peri_tensor *to)
+static peri_status move_here(peri_tbe *tbe, int64_t table, int32_t part, const int64_t *list, int64_t n, peri_tensor *rows, bool write)
 {
     peri_tensor *view;
     PERI_TRY(peri__state_view(tbe, table, part, &view));
     const int64_t size = peri_dtype_size(view->dtype), stride = view->stride[0] * size;
     const int64_t row = (view->ndim > 1 ? view->shape[1] : 1) * size;
-    const char *from = peri__data(view);
-    char *out = peri__data(to);
-    for (int64_t i = 0; i < n; i++) memcpy(out + i * row, from + list[i] * stride, (size_t)row);
+    char *table_rows = peri__data(view), *others = peri__data(rows);
+    for (int64_t i = 0; i < n; i++) {
+        if (write) memcpy(table_rows + list[i] * stride, others + i * row, (size_t)row);
+        else memcpy(others + i * row, table_rows + list[i] * stride, (size_t)row);
+    }
     peri_tensor_release(view);
     return PERI_OK;
 }
 
-peri_status peri_tbe_read_rows(peri_tbe *tbe, int64_t table, const char *name, const peri_tensor *rows, peri_tensor **out)
+/** What @rows lists of state @name of @table: which part it is, and the shape of these rows. */
+static peri_status check_rows(const char *f, const peri_tbe *tbe, int64_t table, const char *name, const peri_tensor *rows, int32_t *part,
+                              int32_t *ndim, int64_t shape[2])
 {
-    static const char f[] = "peri_tbe_read_rows";
-    int64_t shape[2];
-    int32_t part = 0;
-    peri_tensor *t = NULL;
-    PERI_NEED(tbe);
-    PERI_NEED(name);
-    PERI_NEED(rows);
-    PERI_NEED(out);
     PERI_TRY(check_words(f, rows));
-    const int32_t geometry = peri_tbe_state_geometry(tbe, name), ndim = peri_tbe_state_shape(tbe, table, name, shape);
-    if (geometry < 0 || ndim < 0) return geometry < 0 ? geometry : ndim;
+    const int32_t geometry = peri_tbe_state_geometry(tbe, name);
+    *ndim = peri_tbe_state_shape(tbe, table, name, shape);
+    if (geometry < 0 || *ndim < 0) return geometry < 0 ? geometry : *ndim;
     if (!peri__has_rows(geometry)) return peri__fail(PERI_EINVAL, "%s: state '%.60s' has no rows", f, name);
-    while (strcmp(tbe->state[part].name, name) != 0) part++;
+    for (*part = 0; strcmp(tbe->state[*part].name, name) != 0;) ++*part;
     const int64_t n = peri__numel(rows), *list = peri__data(rows);
     for (int64_t i = 0; i < n; i++)
         if (list[i] < 0 || list[i] >= tbe->tables[table].config.rows)
             return peri__fail(PERI_ERANGE, "%s: table '%s': row %lld, allowed: 0..%lld", f, tbe->tables[table].name, (long long)list[i],
                               (long long)tbe->tables[table].config.rows - 1);
-    const bool here = tbe->store->whole && peri__immediate(tbe->device);
     shape[0] = n;
     if (peri__tbe_bytes(tbe->dtype)) shape[1] = peri__tbe_stride(tbe->dtype, shape[1]);
+    return PERI_OK;
+}
+
+peri_status peri_tbe_read_rows(peri_tbe *tbe, int64_t table, const char *name, const peri_tensor *rows, peri_tensor **out)
+{
+    int64_t shape[2];
+    int32_t part, ndim;
+    peri_tensor *t = NULL;
+    PERI_NEED(tbe);
+    PERI_NEED(name);
+    PERI_NEED(rows);
+    PERI_NEED(out);
+    PERI_TRY(check_rows("peri_tbe_read_rows", tbe, table, name, rows, &part, &ndim, shape));
+    const bool here = tbe->store->whole && peri__immediate(tbe->device);
+    const int64_t *list = peri__data(rows);
     PERI_TRY(peri_tensor_new(tbe->device, tbe->state[part].dtype, ndim, shape, &t));
     peri_status status = peri__tbe_enter(tbe, true);
     if (status >= 0)
-        status = peri__tbe_leave(tbe, true, here ? read_here(tbe, table, part, list, n, t) : read_runs(tbe, table, part, list, n, t));
+        status = peri__tbe_leave(tbe, true, (here ? move_here : move_runs)(tbe, table, part, list, shape[0], t, false));
     if (status < 0) peri_tensor_release(t);
     else *out = t;
     return status;
+}
+
+/** Within a call: tell the watches, and write. */
+static peri_status write_rows(peri_tbe *tbe, int64_t table, int32_t part, const peri_tensor *rows, peri_tensor *src)
+{
+    const int64_t *list = peri__data(rows), n = peri__numel(rows);
+    const peri__row_change change = {.form = PERI__ROWS_LIST, .part = part, .table = table, .rows = list, .count = n};
+    const bool here = tbe->store->whole && peri__immediate(tbe->device) && peri__immediate(peri__device(src)) && peri__contiguous(src);
+    PERI_TRY(peri__tbe_tell(tbe, &change));
+    tbe->writes += part == 0;
+    return (here ? move_here : move_runs)(tbe, table, part, list, n, src, true);
+}
+
+peri_status peri_tbe_write_rows(peri_tbe *tbe, int64_t table, const char *name, const peri_tensor *rows, const peri_tensor *src)
+{
+    static const char f[] = "peri_tbe_write_rows";
+    int64_t shape[2];
+    int32_t part, ndim;
+    PERI_NEED(tbe);
+    PERI_NEED(name);
+    PERI_NEED(rows);
+    PERI_NEED(src);
+    PERI_TRY(check_rows(f, tbe, table, name, rows, &part, &ndim, shape));
+    if (src->ndim != ndim || memcmp(src->shape, shape, (size_t)ndim * sizeof *shape) != 0 || src->dtype != tbe->state[part].dtype)
+        return peri__fail(PERI_EINVAL, "%s: src has another shape or dtype than %lld rows of state '%.60s' of table '%s', which is %s", f,
+                          (long long)shape[0], name, tbe->tables[table].name, peri_dtype_name(tbe->state[part].dtype));
+    for (int64_t i = 1; i < shape[0]; i++)
+        if (((const int64_t *)peri__data(rows))[i] <= ((const int64_t *)peri__data(rows))[i - 1])
+            return peri__fail(PERI_EINVAL, "%s: table '%s': row %lld of the list is not above the one before; allowed: ascending", f,
+                              tbe->tables[table].name, (long long)i);
+    PERI_TRY(peri__tbe_enter(tbe, true));
+    return peri__tbe_leave(tbe, true, write_rows(tbe, table, part, rows, (peri_tensor *)(uintptr_t)src));
 }

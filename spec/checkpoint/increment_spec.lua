@@ -359,18 +359,18 @@ describe("an increment", function()
       check(C.peri_checkpoint_folder_new(folder .. "/" .. name, handle))
       local path = ffi.string(C.peri_checkpoint_folder_path(handle[0]))
       check(C.peri_checkpoint_writer_new(path, "rank-0", 0, out))
-      local t, r = ffi.new "peri_checkpoint_tensor", ffi.new "peri_checkpoint_region"
-      t.name, t.dtype, t.ndim, t.shape[0], r.size[0] = "%rows/0/0", C.PERI_I64, 1, #list, #list
+      local t, r = peri.ffi.struct "peri_checkpoint_tensor", peri.ffi.struct "peri_checkpoint_region"
+      t.name, t.dtype, t.ndim, t.shape[0], r.extent[0] = "%rows/0/0", C.PERI_I64, 1, #list, #list
       check(C.peri_checkpoint_writer_add(out[0], t, r))
-      t, r = ffi.new "peri_checkpoint_tensor", ffi.new "peri_checkpoint_region"
+      t, r = peri.ffi.struct "peri_checkpoint_tensor", peri.ffi.struct "peri_checkpoint_region"
       t.name, t.dtype, t.ndim, t.shape[0], t.shape[1] = "model/ebc.embedding_bags.a.weight", C.PERI_F32, 2, 50, 8
-      r.size[0], r.size[1] = 50, 8
+      r.extent[0], r.extent[1] = 50, 8
       r.rows, r.listed = "%rows/0/0", listed or #list
       check(C.peri_checkpoint_writer_add(out[0], t, r))
       check(C.peri_checkpoint_writer_put(out[0], peri.Tensor.ptr(peri.tensor(list, "i64"))))
       check(C.peri_checkpoint_writer_put(out[0], peri.Tensor.ptr(peri.zeros { listed or #list, 8 })))
       check(C.peri_checkpoint_writer_finish(out[0]))
-      local part, facts, sum = ffi.new "const char *[1]", ffi.new "peri_checkpoint_facts", ffi.new "char[33]"
+      local part, facts, sum = ffi.new "const char *[1]", peri.ffi.struct "peri_checkpoint_facts", ffi.new "char[33]"
       check(C.peri_checkpoint_writer_part(out[0], part))
       facts.parent, facts.increment = digest, 1
       local status = C.peri_checkpoint_publish(path, folder .. "/" .. name, part, 1, facts, false, sum)

@@ -21,8 +21,8 @@ static void check_pieces(const peri__manifest *m)
         require(i == 0 || strcmp(peri__entry_name(m, e - 1), peri__entry_name(m, e)) < 0, "tensors out of order");
         require(e->ndim >= 0 && e->ndim <= PERI_MAX_DIMS && peri__safetensors_dtype(e->dtype), "an impossible tensor");
         for (int64_t k = e->first_piece; k < e->first_piece + e->n_pieces; k++) {
-            const peri__piece *p = &m->pieces[k];
-            peri_checkpoint_region r;
+            const peri__stored_piece *p = &m->pieces[k];
+            peri__region r;
             int64_t elements;
             peri__piece_region(m, e, p, &r);
             require(peri__region_check("fuzz", e->ndim, peri__entry_shape(m, e), &r, &elements) >= 0, "a piece outside its tensor");
@@ -44,8 +44,8 @@ static void check_again(peri__manifest *m)
     peri__manifest again = {0};
     char *text, *other;
     int64_t length, other_length;
-    const peri_checkpoint_facts facts = {.values = m->values, .parent = *m->parent ? m->parent : NULL, .increment = m->increment,
-                                         .same_as = *m->same_as ? m->same_as : NULL};
+    const peri_checkpoint_facts facts = {.size = sizeof facts, .values = m->values, .parent = *m->parent ? m->parent : NULL,
+                                         .increment = m->increment, .same_as = *m->same_as ? m->same_as : NULL};
     require(peri__manifest_print(m, &facts, &text, &length) >= 0, "what was read cannot be printed");
     require(peri__manifest_parse(&again, text, length, false, "fuzz") >= 0 && peri__manifest_settle(&again, "fuzz") >= 0,
             "what was printed cannot be read");

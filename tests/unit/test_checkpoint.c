@@ -69,9 +69,13 @@ static int remove_folder(void **context)
 
 /* -- a small writer of whole tensors --------------------------------------------------------------------------------------------------- */
 
+#define SIZED .size = sizeof(peri_checkpoint_region)
+#define REGION(...) (&(peri_checkpoint_region){SIZED, __VA_ARGS__})
+#define FACTS(...) (&(peri_checkpoint_facts){.size = sizeof(peri_checkpoint_facts), __VA_ARGS__})
+
 static peri_checkpoint_tensor tensor_of(const char *name, int32_t dtype, int32_t ndim, const int64_t *shape)
 {
-    peri_checkpoint_tensor t = {.name = name, .dtype = dtype, .ndim = ndim};
+    peri_checkpoint_tensor t = {.size = sizeof t, .name = name, .dtype = dtype, .ndim = ndim};
     memcpy(t.shape, shape, (size_t)ndim * sizeof *shape);
     return t;
 }
@@ -81,7 +85,7 @@ static peri_status write_one(const float *values, int64_t n, peri_checkpoint_wri
 {
     peri_checkpoint_writer *w;
     peri_checkpoint_tensor t = tensor_of("t", PERI_F32, 1, &n);
-    peri_checkpoint_region r = {.size = {n}};
+    peri_checkpoint_region r = {.size = sizeof r, .extent = {n}};
     PERI_TRY(peri_checkpoint_writer_new(saving, "rank-0", 0, &w));
     peri_status status = peri_checkpoint_writer_add(w, &t, &r);
     if (status >= 0) status = peri_checkpoint_writer_put_bytes(w, values, n * 4);
@@ -110,7 +114,7 @@ static void check_one(const float *values, int64_t n)
     float *got = malloc((size_t)n * 4);
     assert_ok(peri_checkpoint_open(path, &c));
     assert_ok(peri_tensor_new(cpu(), PERI_F32, 1, &n, &out));
-    assert_ok(peri_checkpoint_read(c, peri_checkpoint_find(c, "t"), &(peri_checkpoint_region){.size = {n}}, out));
+    assert_ok(peri_checkpoint_read(c, peri_checkpoint_find(c, "t"), REGION(.extent = {n}), out));
     assert_ok(peri_tensor_read(out, got, n * 4));
     assert_memory_equal(got, values, (size_t)n * 4);
     peri_tensor_release(out);
@@ -126,17 +130,17 @@ enum { RANKS = 3, MOST_PIECES = 64 };
 static int cut(int32_t ndim, const int64_t *shape, peri_checkpoint_region *pieces)
 {
     int n = 1;
-    pieces[0] = (peri_checkpoint_region){0};
-    memcpy(pieces[0].size, shape, (size_t)ndim * sizeof *shape);
+    pieces[0] = (peri_checkpoint_region){SIZED};
+    memcpy(pieces[0].extent, shape, (size_t)ndim * sizeof *shape);
     for (int step = 0; step < 4; step++) { /* halve a piece of those that are there */
         int i = (int)draw(n);
         int32_t d = ndim ? (int32_t)draw(ndim) : 0;
-        if (!ndim || pieces[i].size[d] < 2) continue;
-        int64_t at = 1 + draw(pieces[i].size[d] - 1);
+        if (!ndim || pieces[i].extent[d] < 2) continue;
+        int64_t at = 1 + draw(pieces[i].extent[d] - 1);
         pieces[n] = pieces[i];
-        pieces[i].size[d] = at;
+        pieces[i].extent[d] = at;
         pieces[n].offset[d] += at;
-        pieces[n++].size[d] -= at;
+        pieces[n++].extent[d] -= at;
     }
     return n;
 }
@@ -153,12 +157,12 @@ static void fill(const peri_checkpoint_tensor *t, const peri_checkpoint_region *
 {
     const int64_t size = peri_dtype_size(t->dtype);
     int64_t at[PERI_MAX_DIMS] = {0}, n = 1;
-    for (int32_t d = 0; d < t->ndim; d++) n *= r->size[d];
+    for (int32_t d = 0; d < t->ndim; d++) n *= r->extent[d];
     for (int64_t k = 0; k < n; k++) {
         int64_t element = 0;
         for (int32_t d = 0; d < t->ndim; d++) element = element * t->shape[d] + r->offset[d] + at[d];
         for (int64_t i = 0; i < size; i++) *out++ = value_of(t->dtype, element, i);
-        for (int32_t d = t->ndim - 1; d >= 0 && ++at[d] == r->size[d]; d--) at[d] = 0;
+        for (int32_t d = t->ndim - 1; d >= 0 && ++at[d] == r->extent[d]; d--) at[d] = 0;
     }
 }
 
@@ -174,7 +178,7 @@ static peri_tensor *room_for(const peri_checkpoint_tensor *t, const peri_checkpo
 {
     peri_tensor *out, *view;
     int64_t shape[PERI_MAX_DIMS];
-    memcpy(shape, r->size, sizeof shape);
+    memcpy(shape, r->extent, sizeof shape);
     if (strided && t->ndim) shape[t->ndim - 1] = shape[t->ndim - 1] * 2 + 1;
     assert_ok(peri_tensor_new(device, t->dtype, t->ndim, shape, &out));
     if (!strided || !t->ndim) return out;
@@ -185,16 +189,16 @@ static peri_tensor *room_for(const peri_checkpoint_tensor *t, const peri_checkpo
 
 static void check_region(peri_checkpoint *c, const peri_checkpoint_tensor *t, peri_device *device)
 {
-    peri_checkpoint_region r = {0};
+    peri_checkpoint_region r = {.size = sizeof r};
     for (int32_t d = 0; d < t->ndim; d++) {
         r.offset[d] = draw(t->shape[d] + 1);
-        r.size[d] = draw(2) ? t->shape[d] - r.offset[d] : draw(t->shape[d] - r.offset[d] + 1);
+        r.extent[d] = draw(2) ? t->shape[d] - r.offset[d] : draw(t->shape[d] - r.offset[d] + 1);
     }
     if (draw(3) == 0) {
         memset(r.offset, 0, sizeof r.offset);
-        memcpy(r.size, t->shape, sizeof r.size);
+        memcpy(r.extent, t->shape, sizeof r.extent);
     }
-    const int64_t bytes = volume(t->ndim, r.size) * peri_dtype_size(t->dtype);
+    const int64_t bytes = volume(t->ndim, r.extent) * peri_dtype_size(t->dtype);
     unsigned char *want = malloc((size_t)bytes + 1), *got = malloc((size_t)bytes + 1);
     peri_tensor *out = room_for(t, &r, draw(2), device);
     fill(t, &r, want);
@@ -208,14 +212,14 @@ static void check_region(peri_checkpoint *c, const peri_checkpoint_tensor *t, pe
 
 static void write_piece(peri_checkpoint_writer *w, const peri_checkpoint_tensor *t, const peri_checkpoint_region *r)
 {
-    const int64_t size = peri_dtype_size(t->dtype), bytes = volume(t->ndim, r->size) * size;
+    const int64_t size = peri_dtype_size(t->dtype), bytes = volume(t->ndim, r->extent) * size;
     unsigned char *data = malloc((size_t)bytes + 1);
     fill(t, r, data);
     if (t->ndim == 2 && draw(2)) { /* rows of a tensor with gaps, in two calls */
-        for (int64_t from = 0, past = r->size[0] / 2; from < r->size[0]; from = past, past = r->size[0]) {
-            peri_checkpoint_region part = {.size = {past - from, r->size[1]}};
+        for (int64_t from = 0, past = r->extent[0] / 2; from < r->extent[0]; from = past, past = r->extent[0]) {
+            peri_checkpoint_region part = {.size = sizeof part, .extent = {past - from, r->extent[1]}};
             peri_tensor *view = room_for(t, &part, true, cpu());
-            assert_ok(peri_tensor_write(view, data + from * r->size[1] * size, (past - from) * r->size[1] * size));
+            assert_ok(peri_tensor_write(view, data + from * r->extent[1] * size, (past - from) * r->extent[1] * size));
             assert_ok(peri_checkpoint_writer_put(w, view));
             peri_tensor_release(view);
         }
@@ -270,7 +274,7 @@ static void any_rectangle_reads_what_was_written(void **context)
             assert_ok(peri_checkpoint_writer_part(writers[r], &parts[r]));
         }
         assert_ok(
-            peri_checkpoint_publish(saving, path, parts, RANKS, &(peri_checkpoint_facts){.values = "{\"a\":[1,null]}"}, seed > 1, digest));
+            peri_checkpoint_publish(saving, path, parts, RANKS, FACTS(.values = "{\"a\":[1,null]}"), seed > 1, digest));
         for (int r = 0; r < RANKS; r++) peri_checkpoint_writer_release(writers[r]);
         peri_checkpoint *c;
         assert_ok(peri_checkpoint_open(path, &c));
@@ -278,7 +282,7 @@ static void any_rectangle_reads_what_was_written(void **context)
         assert_string_equal(peri_checkpoint_digest(c), digest);
         assert_string_equal(peri_checkpoint_values(c), "{\"a\":[1,null]}");
         for (int i = 0; i < TENSORS; i++) {
-            peri_checkpoint_tensor t;
+            peri_checkpoint_tensor t = {.size = sizeof t};
             int64_t at = peri_checkpoint_find(c, tensors[i].name);
             assert_ok(peri_checkpoint_tensor_at(c, at, &t));
             assert_int_equal(t.dtype, tensors[i].dtype);
@@ -296,7 +300,8 @@ static void columns_have_means(void **context)
     (void)context;
     const int64_t rows = 5;
     const peri_checkpoint_tensor t = tensor_of("momentum", PERI_F32, 1, &rows);
-    const peri_checkpoint_region left = {.size = {5}, .column = 0, .columns = 3}, right = {.size = {5}, .column = 3, .columns = 1};
+    const peri_checkpoint_region left = {.size = sizeof left, .extent = {5}, .column = 0, .columns = 3};
+    const peri_checkpoint_region right = {.size = sizeof right, .extent = {5}, .column = 3, .columns = 1};
     const float a[] = {1, 2, 3, 4, 5}, b[] = {9, 8, 7, 6, 5.5f};
     float got[5];
     peri_checkpoint_writer *w;
@@ -320,12 +325,12 @@ static void columns_have_means(void **context)
         double weight[2];
     } cases[] = {{0, 3, {1, 0}}, {3, 1, {0, 1}}, {0, 0, {0.75, 0.25}}, {0, 4, {0.75, 0.25}}, {2, 2, {0.5, 0.5}}, {1, 1, {1, 0}}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        peri_checkpoint_region r = {.size = {5}, .column = cases[i].column, .columns = cases[i].columns};
+        peri_checkpoint_region r = {.size = sizeof r, .extent = {5}, .column = cases[i].column, .columns = cases[i].columns};
         assert_ok(peri_checkpoint_read(c, 0, &r, out));
         assert_ok(peri_tensor_read(out, got, sizeof got));
         for (int k = 0; k < 5; k++) assert_true(got[k] == (float)(cases[i].weight[0] * a[k] + cases[i].weight[1] * b[k]));
     }
-    assert_fails(peri_checkpoint_read(c, 0, &(peri_checkpoint_region){.size = {5}, .column = 9, .columns = 1}, out), PERI_EMISMATCH,
+    assert_fails(peri_checkpoint_read(c, 0, REGION(.extent = {5}, .column = 9, .columns = 1), out), PERI_EMISMATCH,
                  "no piece has columns 9 to 10");
     peri_tensor_release(out);
     peri_checkpoint_release(c);
@@ -399,7 +404,7 @@ static peri_status read_all(void)
     peri_tensor *out = NULL;
     PERI_TRY(peri_checkpoint_open(path, &c));
     peri_status status = peri_tensor_new(cpu(), PERI_F32, 1, &n, &out);
-    if (status >= 0) status = peri_checkpoint_read(c, 0, &(peri_checkpoint_region){.size = {3}}, out);
+    if (status >= 0) status = peri_checkpoint_read(c, 0, REGION(.extent = {3}), out);
     if (status >= 0) status = peri_checkpoint_verify(c, 0, 0);
     peri_tensor_release(out);
     peri_checkpoint_release(c);
@@ -561,11 +566,11 @@ static void parts_must_fit(void **context)
         int n;
         const char *why;
     } cases[] = {
-        {{{.size = {2, 4}}}, 1, "its pieces have 8 of its 16 elements"},
-        {{{.size = {3, 4}}, {.offset = {2, 0}, .size = {2, 4}}}, 2, "two of its pieces have the same elements"},
-        {{{.size = {2, 4}}, {.offset = {1, 0}, .size = {2, 4}}}, 2, "two of its pieces have the same elements"},
-        {{{.size = {4, 4}, .columns = 2}, {.size = {4, 4}, .column = 1, .columns = 2}}, 2, "share columns"},
-        {{{.size = {4, 4}}, {.size = {4, 4}, .column = 1, .columns = 2}}, 2, "say their columns"},
+        {{{SIZED, .extent = {2, 4}}}, 1, "its pieces have 8 of its 16 elements"},
+        {{{SIZED, .extent = {3, 4}}, {SIZED, .offset = {2, 0}, .extent = {2, 4}}}, 2, "two of its pieces have the same elements"},
+        {{{SIZED, .extent = {2, 4}}, {SIZED, .offset = {1, 0}, .extent = {2, 4}}}, 2, "two of its pieces have the same elements"},
+        {{{SIZED, .extent = {4, 4}, .columns = 2}, {SIZED, .extent = {4, 4}, .column = 1, .columns = 2}}, 2, "share columns"},
+        {{{SIZED, .extent = {4, 4}}, {SIZED, .extent = {4, 4}, .column = 1, .columns = 2}}, 2, "say their columns"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         peri_checkpoint_writer *w;
@@ -575,7 +580,7 @@ static void parts_must_fit(void **context)
         assert_ok(peri_checkpoint_writer_new(saving, "r", 0, &w));
         for (int k = 0; k < cases[i].n; k++) assert_ok(peri_checkpoint_writer_add(w, &t, &cases[i].pieces[k]));
         for (int k = 0; k < cases[i].n; k++)
-            assert_ok(peri_checkpoint_writer_put_bytes(w, data, cases[i].pieces[k].size[0] * cases[i].pieces[k].size[1]));
+            assert_ok(peri_checkpoint_writer_put_bytes(w, data, cases[i].pieces[k].extent[0] * cases[i].pieces[k].extent[1]));
         assert_ok(peri_checkpoint_writer_finish(w));
         assert_ok(peri_checkpoint_writer_part(w, &part));
         assert_fails(peri_checkpoint_publish(saving, path, &part, 1, NULL, false, digest), PERI_EMISMATCH, cases[i].why);
@@ -599,7 +604,7 @@ static void many_pieces_take_as_long_as_they_are_many(void **context)
     const clock_t begin = clock();
     assert_ok(peri_checkpoint_writer_new(saving, "r", 0, &w));
     for (int64_t k = 0; k < N; k++)
-        assert_ok(peri_checkpoint_writer_add(w, &t, &(peri_checkpoint_region){.offset = {0, k * STEP % N}, .size = {2, 1}}));
+        assert_ok(peri_checkpoint_writer_add(w, &t, REGION(.offset = {0, k * STEP % N}, .extent = {2, 1})));
     for (int64_t k = 0; k < N; k++) assert_ok(peri_checkpoint_writer_put_bytes(w, "ab", 2));
     assert_ok(peri_checkpoint_writer_finish(w));
     assert_ok(peri_checkpoint_writer_part(w, &part));
@@ -621,7 +626,7 @@ static void bools_are_checked(void **context)
     peri_checkpoint *c;
     peri_tensor *out;
     assert_ok(peri_checkpoint_writer_new(saving, "r", 0, &w));
-    assert_ok(peri_checkpoint_writer_add(w, &t, &(peri_checkpoint_region){.size = {4}}));
+    assert_ok(peri_checkpoint_writer_add(w, &t, REGION(.extent = {4})));
     assert_ok(peri_checkpoint_writer_put_bytes(w, data, 4));
     assert_ok(peri_checkpoint_writer_finish(w));
     strcat(saving, "/r.safetensors");
@@ -629,7 +634,7 @@ static void bools_are_checked(void **context)
     assert_int_equal(peri_checkpoint_count(c), 1);
     assert_string_equal(peri_checkpoint_digest(c), "");
     assert_ok(peri_tensor_new(cpu(), PERI_BOOL, 1, &n, &out));
-    assert_fails(peri_checkpoint_read(c, 0, &(peri_checkpoint_region){.size = {4}}, out), PERI_EFORMAT, "neither 0 nor 1");
+    assert_fails(peri_checkpoint_read(c, 0, REGION(.extent = {4}), out), PERI_EFORMAT, "neither 0 nor 1");
     peri_tensor_release(out);
     peri_checkpoint_release(c);
     peri_checkpoint_writer_release(w);
@@ -646,9 +651,9 @@ static void refusals_say_what_is_allowed(void **context)
     char digest[33];
     assert_fails(peri_checkpoint_writer_new(saving, "a/b", 0, &w), PERI_EINVAL, "stem");
     assert_ok(peri_checkpoint_writer_new(saving, "r", 0, &w));
-    assert_fails(peri_checkpoint_writer_add(w, &t, &(peri_checkpoint_region){.offset = {2}, .size = {3}}), PERI_EINVAL, "within 0 to 4");
-    assert_fails(peri_checkpoint_writer_add(w, &wide, &(peri_checkpoint_region){.size = {4}}), PERI_EUNSUPPORTED, "c128");
-    assert_ok(peri_checkpoint_writer_add(w, &t, &(peri_checkpoint_region){.size = {4}}));
+    assert_fails(peri_checkpoint_writer_add(w, &t, REGION(.offset = {2}, .extent = {3})), PERI_EINVAL, "within 0 to 4");
+    assert_fails(peri_checkpoint_writer_add(w, &wide, REGION(.extent = {4})), PERI_EUNSUPPORTED, "c128");
+    assert_ok(peri_checkpoint_writer_add(w, &t, REGION(.extent = {4})));
     assert_fails(peri_checkpoint_writer_put_bytes(w, values, 3), PERI_EINVAL, "whole elements");
     assert_fails(peri_checkpoint_writer_put_bytes(w, values, 20), PERI_EINVAL, "has 4 left");
     assert_fails(peri_checkpoint_writer_finish(w), PERI_EINVAL, "4 elements of 't'");
@@ -657,8 +662,8 @@ static void refusals_say_what_is_allowed(void **context)
     assert_fails(peri_checkpoint_writer_put_bytes(w, values, 4), PERI_EINVAL, "are written");
     assert_ok(peri_checkpoint_writer_finish(w));
     assert_ok(peri_checkpoint_writer_part(w, &part));
-    assert_fails(peri_checkpoint_publish(saving, path, &part, 1, &(peri_checkpoint_facts){.values = "{"}, false, digest), PERI_EINVAL, "");
-    assert_fails(peri_checkpoint_publish(saving, path, &part, 1, &(peri_checkpoint_facts){.parent = "x"}, false, digest), PERI_EINVAL,
+    assert_fails(peri_checkpoint_publish(saving, path, &part, 1, FACTS(.values = "{"), false, digest), PERI_EINVAL, "");
+    assert_fails(peri_checkpoint_publish(saving, path, &part, 1, FACTS(.parent = "x"), false, digest), PERI_EINVAL,
                  "digest");
     peri_checkpoint_writer_release(w);
 }

@@ -24,6 +24,11 @@ function M.save(path, parts, options) return require("perilune.checkpoint.save")
 --- checkpoint/load.lua. Returns `values` as saved. Collective.
 function M.load(path, parts, options) return require("perilune.checkpoint.load").load(path, parts, options) end
 
+--- Follow a run that saves into `folder`, in another process or in this one: its checkpoints, increments among them, come into the
+--- objects `parts` when poll() is called; see checkpoint/follow.lua. options: only =, except =, rename =, group =, as for load. Local; its
+--- methods are collective.
+function M.follow(folder, parts, options) return require "perilune.checkpoint.follow"(folder, parts, options) end
+
 --- Remove the checkpoint `path`: its files, and nothing that is not of it. Local: one rank does it.
 function M.remove(path) P.check(P.C.peri_checkpoint_remove(path)) end
 
@@ -35,6 +40,7 @@ signature.kind("checkpoint_path", "a path, or a list of paths", function(x)
   return #x > 0
 end)
 signature.check("checkpoint.", M, { remove = "path: string", open = "path: checkpoint_path",
+  follow = "folder: string, parts: table, options: table?",
   save = "path: string, parts: table, options: table?", load = "path: string, parts: table, options: table?" })
 
-return util.face("peri.checkpoint", M, { Saver = "perilune.checkpoint.saver" })
+return util.face("peri.checkpoint", M, { Saver = "perilune.checkpoint.saver", Follower = "perilune.checkpoint.follow" })

@@ -15,7 +15,11 @@ local SMALL = 2 -- elements of tensors that are counters: whoever loads one want
 local of_files = { EFORMAT = true, ENOTFOUND = true, EIO = true }
 
 --- Note in `met` whether an error is the checkpoint's fault.
-local function note(met, err) met.damaged = met.damaged or type(err) == "table" and of_files[err.name] or false end
+local function note(met, err)
+  local name = type(err) == "table" and err.name
+  met.damaged = met.damaged or name and of_files[name] or false
+  met.kind = met.kind or name or false
+end
 
 --- parts.together, which notes in `met` whose fault an error is.
 local function together(group, func, met, f)
@@ -45,10 +49,12 @@ local function open_together(group, func, met, path)
   return c
 end
 
---- Compare all that an open checkpoint consists of, an increment with its parents, with its checksums. Ranks share the pieces among them.
-local function verify_together(c, group, func, met)
+--- Compare all that an open checkpoint consists of, an increment with its parents, with its checksums. levels (or nil: all): only so many
+--- of its chain, the newest. Ranks share the pieces among them.
+local function verify_together(c, group, func, met, levels)
   together(group, func, met, function()
-    for _, path in ipairs(c:levels()) do
+    for i, path in ipairs(c:levels()) do
+      if levels and i > levels then break end
       local level = Checkpoint(path, true)
       local ok, err = xpcall(level.verify, P.locate, level, group and group:rank(), group and group:size())
       level:close()
@@ -113,8 +119,9 @@ local function choose(func, c, a)
   return list, partial
 end
 
---- The dict of each part that is to be loaded: part's name -> { dict, extra }. Parts that were left out are not there.
-local function dicts_of(c, saved, list, a)
+--- The dict of each part that is to be loaded: part's name -> { dict, extra }. Parts that were left out are not there. patch (or nil): a
+--- function of a tensor's name, see StoredTensor.
+local function dicts_of(c, saved, list, a, patch)
   local dicts = {}
   local function have(part)
     local tree = saved.parts and saved.parts[part]
@@ -127,7 +134,7 @@ local function dicts_of(c, saved, list, a)
   end
   for _, entry in ipairs(list) do
     local part = entry.as:match "^([^/]*)/" or ""
-    local stored = c:stored(entry.name)
+    local stored = c:stored(entry.name, patch and patch(entry.name))
     entry.value = stored:numel() <= SMALL and P.lasting(stored.tensor, stored, "cpu") or stored
     parts_of.place(have(part), entry.as, entry.value)
   end
@@ -215,14 +222,14 @@ local arguments = {
   group = util.optional,   -- the ranks that load together; default: the world, if one was joined
 }
 
---- Load from an open checkpoint.
-local function load_from(c, func, given, a, group, met)
+--- Load from an open checkpoint. quiet: a load in part says nothing; patch (or nil): see dicts_of.
+local function load_from(c, func, given, a, group, met, quiet, patch)
   local parts, dicts, partial, saved, said, kept
   together(group, func, met, function()
     local list
     parts, saved = parts_of.list(func, given), c:values()
     list, partial = choose(func, c, a)
-    dicts = dicts_of(c, saved, list, a)
+    dicts = dicts_of(c, saved, list, a, patch)
     partial = partial or a.only ~= nil or a.except ~= nil
     said = resize.fit(parts, dicts)
     kept = a.increments and as_it_is(list, dicts)
@@ -236,7 +243,7 @@ local function load_from(c, func, given, a, group, met)
     refusal(func, parts, dicts, partial, take_own(parts, dicts, group))
   end)
   if partial then table.insert(said, 1, taken(c, dicts, parts)) end
-  for _, text in ipairs((not group or group:rank() == 0) and said or {}) do io.stderr:write("perilune: ", text, "\n") end
+  for _, text in ipairs((not group or group:rank() == 0) and not quiet and said or {}) do io.stderr:write("perilune: ", text, "\n") end
   met.begun = true
   for _, part in ipairs(parts) do
     local d = dicts[part.name]
@@ -252,20 +259,29 @@ local function load_from(c, func, given, a, group, met)
   return saved.values
 end
 
---- As checkpoint.load, but returns whether it succeeded, what was saved as `values` or the error, and, on all ranks alike, whether an error
---- is the checkpoint's fault: another one might do; and whether something changed before it. verified (true): all bytes are compared with
---- their checksums first. Collective.
-function M.attempt(path, given, options, verified)
-  local func, met = "checkpoint.load", {}
-  signature.value(func, "path", path, "string")
+--- The options of a load, checked.
+local function options_of(func, options)
   local a = util.named(func, options or {}, arguments)
   for _, name in ipairs { "only", "except" } do
     if a[name] ~= nil and #signature.value(func, name, a[name], "strings") == 0 then
       P.fail(("%s: %s is empty, which would load nothing or leave nothing out; leave it away"):format(func, name))
     end
   end
-  parts_of.check_path(func, path)
   check_rename(func, a.rename)
+  return a
+end
+
+--- For who follows a run (follow.lua).
+M.options_of, M.open_together, M.verify_together, M.load_from, M.together = options_of, open_together, verify_together, load_from, together
+
+--- As checkpoint.load, but returns whether it succeeded, what was saved as `values` or the error, and, on all ranks alike, whether an error
+--- is the checkpoint's fault: another one might do; and whether something changed before it. verified (true): all bytes are compared with
+--- their checksums first. Collective.
+function M.attempt(path, given, options, verified)
+  local func, met = "checkpoint.load", {}
+  signature.value(func, "path", path, "string")
+  local a = options_of(func, options)
+  parts_of.check_path(func, path)
   local group = parts_of.group(func, a.group)
   local opened, c = xpcall(open_together, P.locate, group, func, met, path)
   local ok, result = opened, c

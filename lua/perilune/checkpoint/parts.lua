@@ -58,6 +58,22 @@ function M.together(group, func, f, met)
   return result
 end
 
+--- Run f on rank 0 of `group` (nil: this rank alone); what it returns, on all ranks. What it raises is raised on all. One exchange, in
+--- which each rank tells the others `own` too: the second value is the list of these.
+function M.on_first(group, func, f, own)
+  local ok, result = true, nil
+  if not group or group:rank() == 0 then ok, result = xpcall(f, P.locate) end
+  if not group then
+    if not ok then error(result, 0) end
+    return result or false, { own }
+  end
+  local said = not ok and errors.said(result):gsub("^" .. func .. ": ", "")
+  local list = group:all_gather_object({ error = said, result = ok and result or false, own = own }, func)
+  if not ok then error(result, 0) end
+  if list[1].error then P.fail(("%s: rank 0 of group '%s': %s"):format(func, group.name, list[1].error)) end
+  return list[1].result, util.map(list, function(x) return x.own end)
+end
+
 --- An error unless all ranks have found the same checkpoint at `path`. Collective.
 function M.one_digest(group, func, path, digest)
   local digests = group and group:all_gather_object(digest, func) or {}

@@ -19,8 +19,9 @@ local values = require "perilune.checkpoint.values"
 local C, check = P.C, P.check
 
 local _, _, _, wrap = P.handle("peri_checkpoint", {}, nil, "a checkpoint")
-local out, info = ffi.new "peri_checkpoint *[1]", ffi.new "peri_checkpoint_tensor"
-local place, region_out = ffi.new "peri_checkpoint_place", ffi.new "peri_checkpoint_region"
+local out, info = ffi.new "peri_checkpoint *[1]", P.struct "peri_checkpoint_tensor"
+local data_out = ffi.new "void *[1]"
+local place, region_out = P.struct "peri_checkpoint_place", P.struct "peri_checkpoint_region"
 
 -- How names of the lists of an increment begin, which are no tensors of a program: of rows, and of evicted ids.
 local lists = { ["%rows/"] = true, ["%evicted/"] = true }
@@ -99,7 +100,7 @@ function Checkpoint:tensor(name)
     check(C.peri_checkpoint_piece(pointer(self), index, k - 1, region_out, place))
     pieces[k] = { file = ffi.string(place.file), begin = tonumber(place.begin), bytes = tonumber(place.bytes),
       xxh3 = place.checked and bit.tohex(tonumber(place.checksum / 2 ^ 32)) .. bit.tohex(tonumber(place.checksum % 2 ^ 32)) or nil,
-      offset = numbers(region_out.offset, #shape), size = numbers(region_out.size, #shape),
+      offset = numbers(region_out.offset, #shape), size = numbers(region_out.extent, #shape),
       columns = region_out.columns > 0 and { tonumber(region_out.column), tonumber(region_out.columns) } or nil,
       rows = region_out.rows ~= nil and ffi.string(region_out.rows) or nil,
       listed = region_out.rows ~= nil and tonumber(region_out.listed) or nil }
@@ -109,10 +110,10 @@ end
 
 --- A region for C; nil: all of `shape`.
 local function region_of(shape, region)
-  local r = ffi.new "peri_checkpoint_region"
+  local r = P.struct "peri_checkpoint_region"
   for d = 1, #shape do
     r.offset[d - 1] = region and region.offset[d] or 0
-    r.size[d - 1] = region and region.size[d] or shape[d]
+    r.extent[d - 1] = region and region.size[d] or shape[d]
   end
   if region and region.columns then r.column, r.columns = region.columns[1], region.columns[2] end
   return r
@@ -127,10 +128,26 @@ function Checkpoint:read(name, region, tensor)
   return tensor
 end
 
---- The tensor as a source for load_state_dict, which reads from the checkpoint what it wants.
-function Checkpoint:stored(name)
+--- The tensor as a source for load_state_dict, which reads from the checkpoint what it wants. patch (or nil): see StoredTensor.
+function Checkpoint:stored(name, patch)
   local dtype, shape = describe(self, name)
-  return StoredTensor { size = shape, dtype = dtype, read = function(region, tensor) self:read(name, region, tensor) end }
+  return StoredTensor { size = shape, dtype = dtype, read = function(region, tensor) self:read(name, region, tensor) end, patch = patch }
+end
+
+--- Of piece `piece` (from 1) of a tensor, of which this increment has some rows: `n` of them from number `from` (0) of its list on. Returns
+--- which (i64, counted from row `first` of the whole tensor on), and their elements [n, ...], as wide as the piece.
+function Checkpoint:_piece_rows(name, piece, from, n, first)
+  local dtype, shape, index = describe(self, name)
+  check(C.peri_checkpoint_piece(pointer(self), index, piece - 1, region_out, nil))
+  local size = numbers(region_out.extent, #shape)
+  size[1] = n
+  local rows, elements = Tensor.empty({ n }, "i64", "cpu"), Tensor.empty(size, dtype, "cpu")
+  check(C.peri_tensor_data(Tensor.ptr(rows), data_out))
+  local list = ffi.cast("int64_t *", data_out[0])
+  check(C.peri_tensor_data(Tensor.ptr(elements), data_out))
+  check(C.peri_checkpoint_piece_rows(pointer(self), index, piece - 1, from, n, list, data_out[0]))
+  for i = 0, first ~= 0 and n - 1 or -1 do list[i] = list[i] - first end
+  return rows, elements
 end
 
 --- Paths of the checkpoints that it consists of: itself, what it is an increment of, and so on.
@@ -175,6 +192,12 @@ function Checkpoint:parent()
   return digest ~= "" and digest or nil
 end
 
+--- The digest of the increment for which it stands; nil: for none.
+function Checkpoint:_same_as()
+  local digest = ffi.string(C.peri_checkpoint_same_as(pointer(self)))
+  return digest ~= "" and digest or nil
+end
+
 --- Which increment of its chain it is; 0: a full checkpoint.
 function Checkpoint:increment() return tonumber(C.peri_checkpoint_increment(pointer(self))) end
 
@@ -183,6 +206,6 @@ signature.kind("checkpoint_region", "{ offset = list of numbers, size = list of 
 end)
 signature.check("Checkpoint:", Checkpoint, { tensor = "self: table, name: string", has = "self: table, name: string",
   compact = "self: table, path: string, replace: boolean?",
-  read = "self: table, name: string, region: checkpoint_region?, tensor: tensor?", stored = "self: table, name: string", })
+  read = "self: table, name: string, region: checkpoint_region?, tensor: tensor?", stored = "self: table, name: string, patch: callable?" })
 
 return Checkpoint

@@ -162,9 +162,9 @@ end
 -- -- writing --------------------------------------------------------------------------------------------------------------------------
 
 local function announce(writer, p)
-  local t, r = ffi.new "peri_checkpoint_tensor", ffi.new "peri_checkpoint_region"
+  local t, r = P.struct "peri_checkpoint_tensor", P.struct "peri_checkpoint_region"
   t.name, t.dtype, t.ndim = p.name, C.peri_dtype_parse(p.dtype), #p.shape
-  for d = 1, #p.shape do t.shape[d - 1], r.offset[d - 1], r.size[d - 1] = p.shape[d], p.offset[d], p.size[d] end
+  for d = 1, #p.shape do t.shape[d - 1], r.offset[d - 1], r.extent[d - 1] = p.shape[d], p.offset[d], p.size[d] end
   if p.columns then r.column, r.columns = p.columns[1], p.columns[2] end
   if p.rows then r.rows, r.listed = p.list.name, p.listed end
   check(C.peri_checkpoint_writer_add(writer, t, r))
@@ -292,7 +292,7 @@ end
 
 --- The digest by which a tracker knows the checkpoint at `path`: its own, or that of the increment for which it stands; nil: it does not.
 local function known_as(tracker, path)
-  local identity = ffi.new "peri_checkpoint_identity"
+  local identity = P.struct "peri_checkpoint_identity"
   if not tracker or C.peri_checkpoint_identify(path, identity) < 0 then return nil end
   local own, same = ffi.string(identity.digest), ffi.string(identity.same_as)
   return tracker_of.has(tracker, own) and own or same ~= "" and tracker_of.has(tracker, same) and same or nil
@@ -343,7 +343,7 @@ end
 
 --- What the manifest says beside tensors; the texts are s's.
 local function facts_of(s)
-  local facts = ffi.new "peri_checkpoint_facts"
+  local facts = P.struct "peri_checkpoint_facts"
   s.of = s.parent and s.parent:digest()
   facts.values, facts.parent, facts.increment = s.text, s.of, s.parent and s.parent:increment() + 1 or 0
   return facts

@@ -92,21 +92,8 @@ function Saver:_tell(kind, text)
   if launched then require "perilune.checkpoint.note"(kind, text) end
 end
 
---- Run f on rank 0; what it returns, on all ranks. What it raises is raised on all. One exchange, in which each rank tells the others `own`
---- too: the second value is the list of these.
-local function on_first(self, func, f, own)
-  local ok, result = true, nil
-  if self.rank == 0 then ok, result = xpcall(f, P.locate) end
-  if not self.group then
-    if not ok then error(result, 0) end
-    return result or false, { own }
-  end
-  local said = not ok and errors.said(result):gsub("^" .. func .. ": ", "")
-  local list = self.group:all_gather_object({ error = said, result = ok and result or false, own = own }, func)
-  if not ok then error(result, 0) end
-  if list[1].error then P.fail(("%s: rank 0 of group '%s': %s"):format(func, self.group.name, list[1].error)) end
-  return list[1].result, util.map(list, function(x) return x.own end)
-end
+--- parts.on_first among the ranks that save.
+local function on_first(self, func, f, own) return parts_of.on_first(self.group or nil, func, f, own) end
 
 --- One job at a time saves into a folder, which all hosts share: each rank finds there what rank 0 has written.
 function Saver:_lock()
@@ -138,7 +125,7 @@ local function say(format, ...) io.stderr:write("perilune: ", format:format(...)
 
 --- The entries, each with the digests of what it is (`is`: its own, and of what it stands for) and of what it is an increment of (`of`).
 local function with_digests(list)
-  local identity = ffi.new "peri_checkpoint_identity"
+  local identity = P.struct "peri_checkpoint_identity"
   for _, entry in ipairs(list) do
     local known = C.peri_checkpoint_identify(entry.path, identity) >= 0
     entry.is = known and { ffi.string(identity.digest), ffi.string(identity.same_as) } or {}

@@ -69,4 +69,10 @@ function M.read(source, rows)
   return Tensor.wrap(tensor_out[0])
 end
 
+--- Overwrite these rows (i64, ascending) of a source.
+function M.write(source, rows, values)
+  if tbes.geometry_of(batch_of(source), source.name) == "row" then values = values:reshape { rows:numel() } end
+  check(C.peri_tbe_write_rows(batch_of(source), source.table, source.name, Tensor.ptr(rows), Tensor.ptr(values)))
+end
+
 return M

@@ -302,6 +302,44 @@ function checkpoint.open(path) end
 ---@param path string The checkpoint's folder.
 function checkpoint.remove(path) end
 
+---Follow a run that saves into a folder, in another process or in this one: when `poll` is called, what that one has saved comes into the
+---objects here. Of increments only the rows that changed are read.
+---
+---Errors: a path that is none; an object without `state_dict`.
+---
+---```lua
+---local folder = os.tmpname() .. "-followed"
+---local trained, served = nn.Linear { in_features = 2, out_features = 1 }, nn.Linear { in_features = 2, out_features = 1 }
+---local saver = peri.checkpoint.Saver { parts = { model = trained }, folder = folder, every = 1 }
+---local follower = peri.checkpoint.follow(folder, { model = served })
+---print((follower:poll())) --> nil
+---saver:step(1)
+---follower:poll()
+---print(follower.step, trained.weight:equal(served.weight)) --> 1 true
+---follower:close()
+---saver:close()
+---os.execute("rm -r " .. folder)
+---```
+---@param folder string Of the checkpoints; it may be missing yet.
+---@param parts table<string, any> As for `checkpoint.load`.
+---@param options? table `only`, `except`, `rename`, `group` (default: none), as for `checkpoint.load`.
+---@return peri.checkpoint.Follower
+function checkpoint.follow(folder, parts, options) end
+
+---What `checkpoint.follow` returns. `path`, `step` and `digest` say which checkpoint is here (false: none yet; `step` is false where no
+---Saver saved it).
+---@class peri.checkpoint.Follower
+checkpoint.Follower = {}
+
+---Take the newest checkpoint, if it is newer than what is here, as a whole or not at all. Collective.
+---
+---Errors: the first checkpoint does not fit the objects.
+---@return string|nil # Its path, and the `values` beside it; nil: nothing is newer; or nil and why what is there cannot be had.
+function checkpoint.Follower:poll() end
+
+---Look no more. What is here stays.
+function checkpoint.Follower:close() end
+
 ---A checkpoint that is open.
 ---@class peri.checkpoint.Checkpoint
 checkpoint.Checkpoint = {}

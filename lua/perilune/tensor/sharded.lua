@@ -127,6 +127,7 @@ end
 --- block by block.
 local function from_stored(self, shard, source)
   local m = shard.metadata
+  if source:patch(shard) then return end
   local columns = m.columns and { m.columns[1], m.columns[2] } or nil
   local live = shard.tensor
   if live and same(live:shape(), m.shard_sizes) then return source:read(m.shard_offsets, live, columns) end
@@ -145,7 +146,9 @@ end
 function M.assign(target, source)
   local stored = StoredTensor.is(source)
   if Tensor.is(target) then
-    if stored then source:read(util.map(target:shape(), function() return 0 end), target:detach())
+    local zeros = util.map(target:shape(), function() return 0 end)
+    if stored and source:patch { tensor = target, metadata = { shard_offsets = zeros, shard_sizes = target:shape() } } then return end
+    if stored then source:read(zeros, target:detach())
     else target:copy(source) end
     return
   end

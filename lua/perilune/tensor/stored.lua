@@ -7,9 +7,12 @@ local StoredTensor = util.class "StoredTensor"
 
 --- size: of the whole; dtype; read = function(region, tensor), which fills `tensor`, of that dtype, with a rectangle: { offset = list,
 --- size = list, columns = { first, number } or nil }. columns: where the numbers are of rows of a table, those of these columns are wanted.
+--- patch (or nil) = function(shard), which brings a shard of the place that the tensor is loaded into up to date by itself, where it knows
+--- what differs, and returns whether it has; shards are as in tensor/sharded.lua.
 function StoredTensor:init(args)
-  local a = util.named("StoredTensor", args, { size = util.required.list, dtype = util.required.string, read = util.required })
-  self._size, self._dtype, self._read = a.size, a.dtype, a.read
+  local a = util.named("StoredTensor", args, { size = util.required.list, dtype = util.required.string, read = util.required,
+    patch = util.optional })
+  self._size, self._dtype, self._read, self._patch = a.size, a.dtype, a.read, a.patch or false
 end
 
 function StoredTensor:size(d)
@@ -34,6 +37,9 @@ function StoredTensor:read(offset, tensor, columns)
   tensor:copy(same)
   same:release()
 end
+
+--- Bring a shard up to date without reading all of it; false: that is not possible, and nothing was changed.
+function StoredTensor:patch(shard) return self._patch and self._patch(shard) or false end
 
 --- The whole, as a tensor.
 function StoredTensor:tensor(device)

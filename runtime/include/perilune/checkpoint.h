@@ -16,6 +16,7 @@
 #ifndef PERILUNE_CHECKPOINT_H
 #define PERILUNE_CHECKPOINT_H
 
+#include <perilune/shard.h>
 #include <perilune/tensor.h>
 
 /** Constants of the format. A digest is XXH3-128 in 32 hexadecimal digits. */
@@ -23,7 +24,8 @@ enum { PERI_CHECKPOINT_VERSION = 1, PERI_CHECKPOINT_DIGEST = 32 };
 
 /** A rectangle of a tensor of up to PERI_MAX_DIMS dimensions. A tensor of no dimensions has one element, and its rectangle no entries. */
 typedef struct peri_checkpoint_region {
-    int64_t offset[PERI_MAX_DIMS], size[PERI_MAX_DIMS]; /* in elements of each dimension */
+    int64_t size;                                         /* sizeof(peri_checkpoint_region) */
+    int64_t offset[PERI_MAX_DIMS], extent[PERI_MAX_DIMS]; /* in elements of each dimension: where it begins, and how many */
     /* For tensors with one number for each row of a table (states of row-wise optimizers): the number belongs to the table's columns
      * [column, column + columns). Pieces that differ in their columns may have the same rows. columns = 0: to all columns. */
     int64_t column, columns;
@@ -43,6 +45,7 @@ typedef struct peri_checkpoint peri_checkpoint;
 
 /** A tensor as a checkpoint knows it. */
 typedef struct peri_checkpoint_tensor {
+    int64_t size; /* sizeof(peri_checkpoint_tensor) */
     const char *name;
     int32_t dtype, ndim;
     int64_t shape[PERI_MAX_DIMS]; /* of the whole */
@@ -51,6 +54,7 @@ typedef struct peri_checkpoint_tensor {
 
 /** Where a piece lies. */
 typedef struct peri_checkpoint_place {
+    int64_t size;          /* sizeof(peri_checkpoint_place) */
     const char *file;      /* its name in the folder */
     int64_t begin, bytes;  /* in the file */
     uint64_t checksum;     /* XXH3-64 of these bytes */
@@ -140,6 +144,7 @@ PERI_API peri_status peri_checkpoint_checksum(const peri_tensor *elements, uint6
 
 /** What a manifest says beside its tensors. */
 typedef struct peri_checkpoint_facts {
+    int64_t size;       /* sizeof(peri_checkpoint_facts) */
     const char *values; /* any JSON text, kept as it is; NULL: {} */
     const char *parent; /* digest of the checkpoint that this one is an increment of; NULL: none, and every tensor is whole */
     int64_t increment;  /* how many increments there are from a full checkpoint to this one; with a parent 1 or more: its number + 1 */
@@ -211,8 +216,12 @@ PERI_API int64_t peri_checkpoint_levels(const peri_checkpoint *checkpoint);
 /** The path of one of them, 0: the checkpoint itself, 1: its parent, ...; NULL: there is none. Borrowed. */
 PERI_API const char *peri_checkpoint_level(const peri_checkpoint *checkpoint, int64_t level);
 
+/** The number of the checkpoint of that digest in the chain, or of one that stands for it; -1: it is not there. */
+PERI_API int64_t peri_checkpoint_level_of(const peri_checkpoint *checkpoint, const char *digest);
+
 /** Who a checkpoint is. "" where there is nothing. */
 typedef struct peri_checkpoint_identity {
+    int64_t size; /* sizeof(peri_checkpoint_identity) */
     char digest[PERI_CHECKPOINT_DIGEST + 1], parent[PERI_CHECKPOINT_DIGEST + 1];
     char same_as[PERI_CHECKPOINT_DIGEST + 1]; /* see peri_checkpoint_facts */
     int64_t increment;
@@ -243,16 +252,109 @@ PERI_API peri_status peri_checkpoint_piece(const peri_checkpoint *checkpoint, in
  *  numbers that must be equal are not. */
 PERI_API peri_status peri_checkpoint_read(peri_checkpoint *checkpoint, int64_t index, const peri_checkpoint_region *region,
                                           peri_tensor *out);
+/** Bring @out, host memory that has rectangle @region of tensor @index in row-major order as checkpoint number @level of the chain
+ *  (peri_checkpoint_level) has it, to what @checkpoint has: rows that no increment since then has are not read. @level 0: nothing is
+ *  done; -1: @out has nothing yet, and all is read. Checksums as with peri_checkpoint_read; after an error @out is undefined. */
+PERI_API peri_status peri_checkpoint_read_since(peri_checkpoint *checkpoint, int64_t level, int64_t index,
+                                                const peri_checkpoint_region *region, void *out);
+/** Of piece @piece of tensor @index, of which this increment has some rows: @n of them from number @from of its list on. @rows[@n]: which,
+ *  ascending, counted in the whole tensor. @values: their elements, one row of the piece after the other, host memory. */
+PERI_API peri_status peri_checkpoint_piece_rows(peri_checkpoint *checkpoint, int64_t index, int64_t piece, int64_t from, int64_t n,
+                                                int64_t *rows, void *values);
 /** Compare piece @piece of tensor @index with its checksum. PERI_EFORMAT: it differs; the message names the file and the bytes. */
 PERI_API peri_status peri_checkpoint_verify(peri_checkpoint *checkpoint, int64_t index, int64_t piece);
+/** peri_checkpoint_verify of all pieces of the first @level checkpoints of the chain (peri_checkpoint_level): what came since that number;
+ *  -1: of all of them. */
+PERI_API peri_status peri_checkpoint_verify_since(peri_checkpoint *checkpoint, int64_t level);
 /** The digest of the checkpoint: XXH3-128 of its manifest, which has the checksums of everything else. "" for a safetensors file.
  *  Borrowed. */
 PERI_API const char *peri_checkpoint_digest(const peri_checkpoint *checkpoint);
 /** The parent's digest, "" if there is none. Borrowed. */
 PERI_API const char *peri_checkpoint_parent(const peri_checkpoint *checkpoint);
+/** The digest of the increment for which this full checkpoint stands, "" if it stands for none. Borrowed. */
+PERI_API const char *peri_checkpoint_same_as(const peri_checkpoint *checkpoint);
 /** Which increment of its chain it is; 0: it is no increment, and none that stands for one. */
 PERI_API int64_t peri_checkpoint_increment(const peri_checkpoint *checkpoint);
 /** The JSON text that the writer gave along ("{}" for a safetensors file). Borrowed. */
 PERI_API const char *peri_checkpoint_values(const peri_checkpoint *checkpoint);
+
+/* -- following a run ----------------------------------------------------------------------------------------------------------------- */
+
+/** Which checkpoint of a folder comes next for a process that has an older one, and of what it already has the rest:
+ *
+ *     peri_checkpoint_follower_new("checkpoints", &f);
+ *     ... every second ...
+ *     if (peri_checkpoint_follower_next(f, &c, &level) == PERI_OK) {
+ *         if (peri_checkpoint_verify_since(c, level) < 0) peri_checkpoint_follower_refuse(f);    what one has stays
+ *         else for each tensor: peri_checkpoint_read_since(c, level, index, &region, memory);
+ *         peri_checkpoint_follower_take(f);
+ *     }
+ *
+ * The newest is that of the largest NUMBER among names save-NUMBER-step-STEP, which a Saver gives. In a folder without such names it is
+ * the end of the chain that goes on from what was taken, and PERI_EMISMATCH where there are several. */
+typedef struct peri_checkpoint_follower peri_checkpoint_follower;
+
+/** A binding's handle. */
+typedef struct peri_checkpoint_follower_ref {
+    peri_checkpoint_follower *ptr;
+} peri_checkpoint_follower_ref;
+
+/** One that has taken nothing yet. The folder may be missing. @out new. */
+PERI_API peri_status peri_checkpoint_follower_new(const char *folder, peri_checkpoint_follower **out);
+/** Free it; NULL is fine. */
+PERI_API void peri_checkpoint_follower_release(peri_checkpoint_follower *follower);
+/** Look for the newest checkpoint that was neither taken nor refused, and is newer than what was taken. PERI_PENDING: there is none.
+ *  Checkpoints that cannot be opened are passed over for older ones; if none is left, the error of the newest. @out borrowed, open until
+ *  the next call of _next, _refuse or _release. @level: the number in its chain of what was taken (peri_checkpoint_read_since); -1: the
+ *  chain does not have it, so all is to be read. */
+PERI_API peri_status peri_checkpoint_follower_next(peri_checkpoint_follower *follower, peri_checkpoint **out, int64_t *level);
+/** What _next gave last is what one has now. */
+PERI_API peri_status peri_checkpoint_follower_take(peri_checkpoint_follower *follower);
+/** What _next gave last is not wanted: it is not given again. */
+PERI_API peri_status peri_checkpoint_follower_refuse(peri_checkpoint_follower *follower);
+/** One has nothing any more: the next one is read as a whole. */
+PERI_API peri_status peri_checkpoint_follower_forget(peri_checkpoint_follower *follower);
+
+/* -- all that a program has ---------------------------------------------------------------------------------------------------------- */
+
+/** What a C program has, by the names that Lua's peri.checkpoint gives (docs/checkpoints.md, What programs save), so that each reads what
+ *  the other wrote. A save with it, on every rank:
+ *
+ *     peri_checkpoint_state_new(rank, &state);
+ *     peri_checkpoint_state_tensor(state, "model/over.weight", weight);
+ *     peri_checkpoint_state_tables(state, "model", "ebc", tables, &config);
+ *     peri_checkpoint_folder_new(...), and its path to all ranks;
+ *     peri_checkpoint_writer_new(path, stem, 0, &writer);
+ *     peri_checkpoint_state_write(state, writer);               and peri_checkpoint_writer_part to rank 0, which does:
+ *     peri_checkpoint_state_values(state, NULL, &facts.values);
+ *     peri_checkpoint_publish(...);
+ *
+ *  and a load, under any plan and number of ranks: peri_checkpoint_open, peri_checkpoint_state_read. Local. */
+typedef struct peri_checkpoint_state peri_checkpoint_state;
+
+/** A binding's handle. */
+typedef struct peri_checkpoint_state_ref {
+    peri_checkpoint_state *ptr;
+} peri_checkpoint_state_ref;
+
+/** One of nothing. @rank: this process's among those that save together; what all have alike rank 0 writes. @out new. */
+PERI_API peri_status peri_checkpoint_state_new(int32_t rank, peri_checkpoint_state **out);
+/** Free it; NULL is fine. */
+PERI_API void peri_checkpoint_state_release(peri_checkpoint_state *state);
+/** Add @tensor, which all ranks have alike, under the name of part, "/", and the rest: "model/over.weight". Retains it. */
+PERI_API peri_status peri_checkpoint_state_tensor(peri_checkpoint_state *state, const char *name, peri_tensor *tensor);
+/** Add the tables of @tables with the states of their fused optimizers, as part @part ("model") has them at @path ("ebc", or "").
+ *  @config: what the module was made of. Retains the module. PERI_EUNSUPPORTED: tables of raw ids; states with a number for each pair of
+ *  columns, of a table that is cut by columns. */
+PERI_API peri_status peri_checkpoint_state_tables(peri_checkpoint_state *state, const char *part, const char *path, peri_sharded *tables,
+                                                  const peri_sharded_config *config);
+/** What peri_checkpoint_facts.values says of all that was added: parts, groups of parameters, learning rates. @user: any JSON beside, which
+ *  Lua's load returns; or NULL. @out borrowed, until the next call. */
+PERI_API peri_status peri_checkpoint_state_values(peri_checkpoint_state *state, const char *user, const char **out);
+/** Announce to a new writer what this rank writes of all that was added, put it, and finish the writer. */
+PERI_API peri_status peri_checkpoint_state_write(peri_checkpoint_state *state, peri_checkpoint_writer *writer);
+/** Load all that was added from an open checkpoint: rectangles of this rank, counts of updates and learning rates. PERI_EMISMATCH lists
+ *  what is missing, has another form, or has no place here, before anything changes. After another error what was added is undefined. */
+PERI_API peri_status peri_checkpoint_state_read(peri_checkpoint_state *state, peri_checkpoint *checkpoint);
 
 #endif

@@ -342,6 +342,9 @@ PERI_API peri_status peri_tbe_of_view(const peri_tensor *t, peri_tbe **tbe, int6
 /** The rows that @rows (i64, on the host) lists of a table's weights or of a state that has rows, one after the other. @out new, on the
  *  tables' device; rows of bytes as u8. */
 PERI_API peri_status peri_tbe_read_rows(peri_tbe *tbe, int64_t table, const char *name, const peri_tensor *rows, peri_tensor **out);
+/** Overwrite the rows that @rows lists (i64, on the host, ascending) with @src, which has them one after the other, as peri_tbe_read_rows
+ *  gives them, on any device. */
+PERI_API peri_status peri_tbe_write_rows(peri_tbe *tbe, int64_t table, const char *name, const peri_tensor *rows, const peri_tensor *src);
 
 /** Which rows of a table batch change, from now on: a bit for each row. Rows count as changed when an update, a write, a reset or a write
  *  through a view was about to change their weights or states, on whichever device and wherever they are; what is written through

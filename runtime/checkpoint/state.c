@@ -1,0 +1,510 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * state.c: what a C program has, by the names that it has in checkpoints: tensors, and the tables of sharded modules with the states of
+ * their optimizers. Names and values are those of peri.checkpoint in Lua (docs/checkpoints.md, What programs save).
+ */
+#include "../base/buffer.h"
+#include "../base/json.h"
+#include "../embed/internal.h"
+#include "../shard/module.h"
+#include "files.h"
+#include "manifest.h"
+
+#include <locale.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/** A tensor, or a part of one, that this rank has. */
+typedef struct entry {
+    char *name;
+    int32_t dtype, ndim;
+    int64_t shape[PERI_MAX_DIMS]; /* of the whole */
+    peri__region region;          /* that is here */
+    bool writes;                  /* this rank writes it: of what several have alike one does */
+    peri_tensor *tensor;          /* that has it; NULL: it is what follows */
+    peri_tbe *tbe;                /* rows of a table behind a cache; or NULL */
+    int64_t table;
+    const char *state;
+    peri_sharded *counts;         /* else: how often the tables of this module were updated */
+    int64_t updates;              /* what was read of that; -1: nothing yet */
+} entry;
+
+/** The tables of a module. */
+typedef struct tables {
+    char *part, *path;
+    peri_sharded *of;
+    int32_t *optimizer;     /* by table: which one of the module's trains it; -1: none that is fused */
+    const char **kinds;     /* by optimizer: its name */
+} tables;
+
+struct peri_checkpoint_state {
+    int32_t rank;
+    entry *entries;
+    tables *tables;
+    int64_t n, room, n_tables, tables_room;
+    peri__buffer values;
+};
+
+peri_status peri_checkpoint_state_new(int32_t rank, peri_checkpoint_state **out)
+{
+    PERI_NEED(out);
+    if (rank < 0) return peri__fail(PERI_EINVAL, "peri_checkpoint_state_new: rank %d, allowed: 0 or more", rank);
+    peri_checkpoint_state *s = peri__alloc_zero(sizeof *s);
+    if (!s) return PERI_ENOMEM;
+    peri__object_count(1);
+    s->rank = rank;
+    *out = s;
+    return PERI_OK;
+}
+
+void peri_checkpoint_state_release(peri_checkpoint_state *s)
+{
+    if (!s) return;
+    for (int64_t i = 0; i < s->n; i++) {
+        peri__free(s->entries[i].name);
+        peri_tensor_release(s->entries[i].tensor);
+    }
+    for (int64_t i = 0; i < s->n_tables; i++) {
+        peri__free(s->tables[i].part);
+        peri__free(s->tables[i].path);
+        peri__free(s->tables[i].optimizer);
+        peri__free(s->tables[i].kinds);
+        peri_sharded_release(s->tables[i].of);
+    }
+    peri__free(s->entries);
+    peri__free(s->tables);
+    peri__free(s->values.data);
+    peri__free(s);
+    peri__object_count(-1);
+}
+
+/* -- what there is -------------------------------------------------------------------------------------------------------------------- */
+
+/** Append an entry; takes e->tensor, also after an error. */
+static peri_status append(peri_checkpoint_state *s, const char *function, const char *name, const entry *e)
+{
+    peri_status status = PERI_OK;
+    if (!*name || strlen(name) > PERI__NAME_MOST)
+        status = peri__fail(PERI_EINVAL, "%s: a name of %zu bytes, allowed: 1 to %d", function, strlen(name), PERI__NAME_MOST);
+    for (int64_t i = 0; status >= 0 && i < s->n; i++)
+        if (strcmp(s->entries[i].name, name) == 0 && !(e->tbe || e->counts || s->entries[i].region.columns || s->entries[i].tbe) &&
+            memcmp(&s->entries[i].region, &e->region, sizeof e->region) == 0)
+            status = peri__fail(PERI_EINVAL, "%s: '%.200s' is there already", function, name);
+    if (status >= 0) status = peri__grow((void **)&s->entries, &s->room, s->n + 1, sizeof *s->entries);
+    if (status >= 0) {
+        s->entries[s->n] = *e;
+        if ((s->entries[s->n].name = peri__strdup(name))) s->n++;
+        else status = PERI_ENOMEM;
+    }
+    if (status < 0) peri_tensor_release(e->tensor);
+    return status;
+}
+
+peri_status peri_checkpoint_state_tensor(peri_checkpoint_state *s, const char *name, peri_tensor *tensor)
+{
+    peri_tensor_desc d = {.size = sizeof d};
+    PERI_NEED(s);
+    PERI_NEED(name);
+    PERI_NEED(tensor);
+    PERI_TRY(peri_tensor_describe(tensor, &d));
+    entry e = {.dtype = d.dtype, .ndim = d.ndim, .writes = s->rank == 0, .tensor = tensor};
+    memcpy(e.shape, d.shape, sizeof e.shape);
+    memcpy(e.region.size, d.shape, sizeof e.region.size);
+    peri_tensor_retain(tensor);
+    return append(s, "peri_checkpoint_state_tensor", name, &e);
+}
+
+/** The shard of a table that stands for all in what they have alike: the first that has rows. */
+static bool is_first(const peri__route_table *t, const peri_shard *shard)
+{
+    for (int32_t i = 0; i < t->n_shards; i++)
+        if (t->shards[i].rows > 0 && t->shards[i].cols > 0) return t->shards[i].index == shard->index;
+    return false;
+}
+
+/** "ebc.embedding_bags.users.weight", in @out of PERI__NAME_MOST + 1 bytes. */
+static peri_status parameter_name(const tables *t, int32_t table, char *out)
+{
+    const int n = snprintf(out, PERI__NAME_MOST + 1, "%s%s%s.%s.weight", t->path, *t->path ? "." : "",
+                           t->of->kind == &peri__sequence ? "embeddings" : "embedding_bags", t->of->tables[table].name);
+    return n <= PERI__NAME_MOST ? PERI_OK : peri__fail(PERI_EINVAL, "peri_checkpoint_state_tables: a name of %d bytes", n);
+}
+
+/** State number @state of a piece of a table. */
+static peri_status add_state(peri_checkpoint_state *s, const tables *t, const peri_local_shard *l, const char *state)
+{
+    const peri__route_table *table = &t->of->tables[l->table];
+    const int32_t geometry = peri_tbe_state_geometry(l->tbe, state);
+    char parameter[PERI__NAME_MOST + 1], name[PERI__NAME_MOST + 1];
+    entry e = {.ndim = geometry == PERI_STATE_FULL || geometry == PERI_STATE_SQUARE ? 2 : 1, .table = l->tbe_table, .state = state};
+    peri__region *r = &e.region;
+    const bool weight = strcmp(state, "weight") == 0, cut = l->shard.cols != table->cols;
+    if (geometry < 0) return geometry;
+    PERI_TRY(parameter_name(t, l->table, parameter));
+    const int n = weight ? snprintf(name, sizeof name, "%s/%s", t->part, parameter)
+                         : snprintf(name, sizeof name, "%s.tables/state/%s/%s.%s", t->part, parameter, table->name, state);
+    if (n > PERI__NAME_MOST) return peri__fail(PERI_EINVAL, "peri_checkpoint_state_tables: a name of %d bytes", n);
+    const peri_shard *p = &l->shard;
+    e.writes = l->replica ? s->rank == 0 : geometry == PERI_STATE_SCALAR ? is_first(table, p) : true;
+    if (geometry == PERI_STATE_SQUARE && cut)
+        return peri__fail(PERI_EUNSUPPORTED,
+                          "peri_checkpoint_state_tables: table '%s': state '%s' has a number for each pair of columns, and the table is "
+                          "cut by columns; allowed: tables whose columns are together",
+                          table->name, state);
+    if (geometry == PERI_STATE_FULL) *r = (peri__region){.offset = {p->row_offset, p->col_offset}, .size = {p->rows, p->cols}};
+    else if (geometry == PERI_STATE_ROW) *r = (peri__region){.offset = {p->row_offset}, .size = {p->rows}};
+    else *r = (peri__region){.size = {geometry == PERI_STATE_SQUARE ? p->cols : 1, p->cols}};
+    if (geometry == PERI_STATE_ROW && cut) r->column = p->col_offset, r->columns = p->cols;
+    e.shape[0] = geometry == PERI_STATE_FULL || geometry == PERI_STATE_ROW ? table->rows : r->size[0];
+    e.shape[1] = table->cols;
+    for (int32_t d = e.ndim; d < PERI_MAX_DIMS; d++) r->size[d] = 0;
+    peri_status status = peri_tbe_state(l->tbe, l->tbe_table, state, &e.tensor);
+    if (status == PERI_EUNSUPPORTED) e.tbe = l->tbe; /* behind a cache */
+    else if (status < 0) return status;
+    for (int32_t i = 0; i < l->tbe->n_states; i++)
+        if (strcmp(l->tbe->state[i].name, state) == 0) e.dtype = l->tbe->state[i].dtype;
+    return append(s, "peri_checkpoint_state_tables", name, &e);
+}
+
+/** The number of updates of a table: i64 [1]. */
+static peri_status add_count(peri_checkpoint_state *s, const tables *t, const peri_local_shard *l)
+{
+    char parameter[PERI__NAME_MOST + 1], name[PERI__NAME_MOST + 1];
+    const peri__route_table *table = &t->of->tables[l->table];
+    PERI_TRY(parameter_name(t, l->table, parameter));
+    const int n = snprintf(name, sizeof name, "%s.tables/state/%s/%s.step", t->part, parameter, table->name);
+    if (n > PERI__NAME_MOST) return peri__fail(PERI_EINVAL, "peri_checkpoint_state_tables: a name of %d bytes", n);
+    const entry e = {.dtype = PERI_I64, .ndim = 1, .shape = {1}, .region = {.size = {1}}, .tbe = l->tbe, .counts = t->of, .updates = -1,
+                     .writes = l->replica ? s->rank == 0 : is_first(table, &l->shard)};
+    return append(s, "peri_checkpoint_state_tables", name, &e);
+}
+
+/** Who trains which table, as the module's configuration says. */
+static peri_status note_optimizers(tables *t, const peri_sharded_config *config)
+{
+    t->optimizer = peri__alloc(sizeof *t->optimizer * (size_t)peri__max(1, config->n_tables));
+    t->kinds = peri__alloc(sizeof *t->kinds * (size_t)peri__max(1, config->n_optimizers));
+    if (!t->optimizer || !t->kinds) return PERI_ENOMEM;
+    for (int32_t i = 0; i < config->n_tables; i++) {
+        const peri_sharded_table *given = peri__struct_at(config->tables, i);
+        PERI_TAKE(peri_sharded_table, given);
+        t->optimizer[i] = given->compute_kernel == PERI_KERNEL_FUSED ? given->optimizer : -1;
+    }
+    for (int32_t o = 0; o < config->n_optimizers; o++) {
+        const peri_tbe_optimizer *given = peri__struct_at(config->optimizers, o);
+        PERI_TAKE(peri_tbe_optimizer, given);
+        t->kinds[o] = peri__optimizer_kind_of(given->kind)->name;
+    }
+    return PERI_OK;
+}
+
+peri_status peri_checkpoint_state_tables(peri_checkpoint_state *s, const char *part, const char *path, peri_sharded *of,
+                                         const peri_sharded_config *config)
+{
+    peri_local_shard l;
+    PERI_NEED(s);
+    PERI_NEED(part);
+    PERI_NEED(path);
+    PERI_NEED(of);
+    PERI_TAKE(peri_sharded_config, config);
+    if (config->n_tables != of->n_tables || config->n_optimizers != of->n_optimizers)
+        return peri__fail(PERI_EINVAL, "peri_checkpoint_state_tables: config has %d tables and %d optimizers, the module %d and %d; "
+                          "allowed: the configuration that it was made of", config->n_tables, config->n_optimizers, of->n_tables,
+                          of->n_optimizers);
+    if (of->n_managed)
+        return peri__fail(PERI_EUNSUPPORTED, "peri_checkpoint_state_tables: tables of raw ids, such as '%s', are saved from Lua, with "
+                          "their maps", of->tables[0].name);
+    PERI_TRY(peri__grow((void **)&s->tables, &s->tables_room, s->n_tables + 1, sizeof *s->tables));
+    tables *t = &s->tables[s->n_tables];
+    *t = (tables){.part = peri__strdup(part), .path = peri__strdup(path), .of = of};
+    peri_sharded_retain(of);
+    s->n_tables++;
+    if (!t->part || !t->path) return PERI_ENOMEM;
+    PERI_TRY(note_optimizers(t, config));
+    for (int32_t i = 0; i < peri_sharded_local_shards(of); i++) {
+        PERI_TRY(peri_sharded_local_shard(of, i, &l));
+        if (l.shard.rows == 0 || l.shard.cols == 0) continue;
+        for (int32_t k = 0; peri_tbe_state_name(l.tbe, k); k++) PERI_TRY(add_state(s, t, &l, peri_tbe_state_name(l.tbe, k)));
+        if (t->optimizer[l.table] >= 0) PERI_TRY(add_count(s, t, &l));
+    }
+    return PERI_OK;
+}
+
+/* -- values ---------------------------------------------------------------------------------------------------------------------------- */
+
+/** The group of the tables that optimizer @o trains: {"params":[...],"optimizer":"adam","lr":0.1}. */
+static void print_group(peri__buffer *b, const tables *t, int32_t o, bool *first)
+{
+    char name[PERI__NAME_MOST + 1], number[32];
+    bool some = false;
+    for (int32_t i = 0; i < t->of->n_tables; i++) {
+        if (t->optimizer[i] != o || parameter_name(t, i, name) < 0) continue;
+        peri__buffer_print(b, "%s%s", some || *first ? "" : ",", some ? "," : "{\"params\":[");
+        peri__buffer_quote(b, name);
+        some = true;
+    }
+    if (!some) return;
+    *first = false;
+    peri__buffer_print(b, "],\"optimizer\":\"%s\",\"lr\":%s}", t->kinds[o], peri__number_text(t->of->rates[o].rate, number));
+}
+
+/** "PART.tables": the groups and parameters of the tables of a part. */
+static void print_tables(peri__buffer *b, const tables *t)
+{
+    char name[PERI__NAME_MOST + 1];
+    bool first = true;
+    peri__buffer_print(b, ",\"");
+    peri__buffer_append(b, t->part, (int64_t)strlen(t->part));
+    peri__buffer_print(b, ".tables\":{\"param_groups\":[");
+    for (int32_t o = 0; o < t->of->n_optimizers; o++) print_group(b, t, o, &first);
+    peri__buffer_print(b, "],\"state\":{");
+    first = true;
+    for (int32_t i = 0; i < t->of->n_tables; i++) {
+        if (t->optimizer[i] < 0 || parameter_name(t, i, name) < 0) continue;
+        peri__buffer_print(b, "%s", first ? "" : ",");
+        peri__buffer_quote(b, name);
+        peri__buffer_print(b, ":{}");
+        first = false;
+    }
+    peri__buffer_print(b, "}}");
+}
+
+/** The part of number @i among the modules with tables, and then among all entries; *n: its bytes. */
+static const char *part_at(const peri_checkpoint_state *s, int64_t i, size_t *n)
+{
+    const char *name = i < s->n_tables ? s->tables[i].part : s->entries[i - s->n_tables].name;
+    *n = strcspn(name, "/.");
+    return name;
+}
+
+/** Each part, once: "model":{}. @modules: only those with tables. */
+static void print_parts(peri__buffer *b, const peri_checkpoint_state *s, bool modules)
+{
+    bool first = true;
+    for (int64_t i = 0; i < s->n_tables + (modules ? 0 : s->n); i++) {
+        size_t n, other;
+        const char *part = part_at(s, i, &n);
+        bool before = false;
+        for (int64_t k = 0; k < i && !before; k++) before = strncmp(part_at(s, k, &other), part, n) == 0 && other == n;
+        if (before) continue;
+        peri__buffer_print(b, "%s\"", first ? "" : ",");
+        peri__buffer_append(b, part, (int64_t)n);
+        peri__buffer_print(b, "\":{}");
+        first = false;
+    }
+}
+
+peri_status peri_checkpoint_state_values(peri_checkpoint_state *s, const char *user, const char **out)
+{
+    PERI_NEED(s);
+    PERI_NEED(out);
+    peri__buffer *b = &s->values;
+    b->bytes = 0;
+    b->status = PERI_OK;
+    peri__buffer_print(b, "{\"parts\":{");
+    print_parts(b, s, false);
+    for (int64_t i = 0; i < s->n_tables; i++) print_tables(b, &s->tables[i]);
+    peri__buffer_print(b, "},\"extra\":{");
+    print_parts(b, s, true);
+    peri__buffer_print(b, "}");
+    if (user) {
+        peri__buffer_print(b, ",\"values\":");
+        peri__buffer_append(b, user, (int64_t)strlen(user));
+    }
+    peri__buffer_print(b, "}");
+    *out = b->data;
+    return b->status;
+}
+
+/* -- writing --------------------------------------------------------------------------------------------------------------------------- */
+
+/** Rows of a table behind a cache, block by block: to a writer, or (@c) from tensor @index of a checkpoint. */
+static peri_status move_rows(const entry *e, peri_checkpoint_writer *w, peri_checkpoint *c, int64_t index)
+{
+    const int64_t row_bytes = peri__max(1, (e->ndim > 1 ? e->region.size[1] : 1) * peri_dtype_size(e->dtype));
+    const int64_t step = peri__max(1, PERI__IO_BLOCK / row_bytes);
+    for (int64_t row = 0; row < e->region.size[0]; row += step) {
+        peri_checkpoint_region r = {.size = sizeof r, .column = e->region.column, .columns = e->region.columns};
+        peri_tensor *block;
+        peri_device *cpu;
+        memcpy(r.offset, e->region.offset, sizeof r.offset);
+        memcpy(r.extent, e->region.size, sizeof r.extent);
+        r.offset[0] += row;
+        r.extent[0] = peri__min(step, e->region.size[0] - row);
+        PERI_TRY(peri_device_get("cpu", &cpu));
+        PERI_TRY(peri_tensor_new(cpu, e->dtype, e->ndim, r.extent, &block));
+        peri_status status = w ? peri_tbe_read(e->tbe, e->table, e->state, row, block) : peri_checkpoint_read(c, index, &r, block);
+        if (status >= 0) status = w ? peri_checkpoint_writer_put(w, block) : peri_tbe_write(e->tbe, e->table, e->state, row, block);
+        peri_tensor_release(block);
+        PERI_TRY(status);
+    }
+    return PERI_OK;
+}
+
+peri_status peri_checkpoint_state_write(peri_checkpoint_state *s, peri_checkpoint_writer *w)
+{
+    PERI_NEED(s);
+    PERI_NEED(w);
+    for (int64_t i = 0; i < s->n; i++) {
+        const entry *e = &s->entries[i];
+        peri_checkpoint_tensor t = {.size = sizeof t, .name = e->name, .dtype = e->dtype, .ndim = e->ndim};
+        memcpy(t.shape, e->shape, sizeof t.shape);
+        if (e->writes) PERI_TRY(peri__writer_add(w, &t, &e->region));
+    }
+    for (int64_t i = 0; i < s->n; i++) {
+        const entry *e = &s->entries[i];
+        const int64_t updates = e->counts ? peri_tbe_iteration(e->tbe) : 0;
+        if (!e->writes) continue;
+        if (e->counts) PERI_TRY(peri_checkpoint_writer_put_bytes(w, &updates, sizeof updates));
+        else if (e->tbe) PERI_TRY(move_rows(e, w, NULL, 0));
+        else PERI_TRY(peri_checkpoint_writer_put(w, e->tensor));
+    }
+    return peri_checkpoint_writer_finish(w);
+}
+
+/* -- reading --------------------------------------------------------------------------------------------------------------------------- */
+
+/** Append a line to a list of what does not fit. */
+static void wrong(peri__buffer *b, const char *name, const char *what)
+{
+    if (b->bytes > 400) return; /* an error's message ends somewhere */
+    peri__buffer_print(b, "%s'", b->bytes ? "; " : "");
+    peri__buffer_append(b, name, (int64_t)strlen(name));
+    peri__buffer_print(b, "' %s", what);
+}
+
+static int64_t find(const peri_checkpoint_state *s, const char *name)
+{
+    for (int64_t i = 0; i < s->n; i++)
+        if (strcmp(s->entries[i].name, name) == 0) return i;
+    return -1;
+}
+
+/** Whether a tensor of the checkpoint is of a part that is here, and no other rank can have it. */
+static bool left_over(const peri_checkpoint_state *s, const char *name)
+{
+    if (find(s, name) >= 0) return false;
+    for (int64_t i = 0; i < s->n_tables; i++) {
+        const tables *t = &s->tables[i];
+        for (int32_t k = 0; k < t->of->n_tables; k++) { /* of a table of which other ranks have all */
+            char parameter[PERI__NAME_MOST + 1];
+            if (parameter_name(t, k, parameter) >= 0 && strstr(name, parameter)) return false;
+        }
+    }
+    return true;
+}
+
+static peri_status check_all(const peri_checkpoint_state *s, const peri_checkpoint *c)
+{
+    peri__buffer b = {0};
+    for (int64_t i = 0; i < s->n; i++) {
+        const entry *e = &s->entries[i];
+        peri_checkpoint_tensor t = {.size = sizeof t};
+        const int64_t index = peri_checkpoint_find(c, e->name);
+        if (index < 0) wrong(&b, e->name, "is not in it");
+        else if (peri_checkpoint_tensor_at(c, index, &t) < 0 || t.dtype != e->dtype) wrong(&b, e->name, "has another dtype");
+        else if (t.ndim != e->ndim || memcmp(t.shape, e->shape, (size_t)e->ndim * sizeof *e->shape) != 0)
+            wrong(&b, e->name, "has another shape");
+    }
+    for (int64_t i = 0; i < peri_checkpoint_count(c); i++) {
+        peri_checkpoint_tensor t = {.size = sizeof t};
+        if (peri_checkpoint_tensor_at(c, i, &t) < 0 || peri__is_list(t.name)) continue;
+        if (left_over(s, t.name)) wrong(&b, t.name, "has no place here");
+    }
+    peri_status status = b.status;
+    if (status >= 0 && b.bytes) status = peri__fail(PERI_EMISMATCH, "peri_checkpoint_state_read: %s", b.data);
+    peri__free(b.data);
+    return status;
+}
+
+static peri_status read_entry(entry *e, peri_checkpoint *c)
+{
+    const int64_t index = peri_checkpoint_find(c, e->name);
+    peri_checkpoint_region r = {.size = sizeof r, .column = e->region.column, .columns = e->region.columns};
+    memcpy(r.offset, e->region.offset, sizeof r.offset);
+    memcpy(r.extent, e->region.size, sizeof r.extent);
+    if (e->counts) return peri_checkpoint_read_since(c, -1, index, &r, &e->updates);
+    if (e->tbe) return move_rows(e, NULL, c, index);
+    return peri_checkpoint_read(c, index, &r, e->tensor);
+}
+
+/** The number that a group's "lr" is, in whatever locale. */
+static bool number_of(const char *text, int64_t bytes, double *out)
+{
+    char copy[64], *end;
+    if (bytes < 1 || bytes >= (int64_t)sizeof copy || *text == '{') return false;
+    memcpy(copy, text, (size_t)bytes);
+    copy[bytes] = 0;
+    locale_t plain = newlocale(LC_ALL_MASK, "C", NULL);
+    if (!plain) return false;
+    *out = strtod_l(copy, &end, plain);
+    freelocale(plain);
+    return *end == 0;
+}
+
+/** One of param_groups: its rate is that of the optimizers of the tables that it names. @rates: by optimizer; -1: nothing was said. */
+static void read_group(peri__json *j, const tables *t, double *rates)
+{
+    char key[64], param[PERI__NAME_MOST + 1], name[PERI__NAME_MOST + 1];
+    const char *params = NULL, *rate = NULL;
+    int64_t params_bytes = 0, rate_bytes = 0;
+    double lr;
+    peri__json_enter(j, '{');
+    while (peri__json_key(j, key, sizeof key)) {
+        if (strcmp(key, "params") == 0) peri__json_skip(j, &params, &params_bytes);
+        else if (strcmp(key, "lr") == 0) peri__json_skip(j, &rate, &rate_bytes);
+        else peri__json_skip(j, NULL, NULL);
+    }
+    if (!params || !rate || !number_of(rate, rate_bytes, &lr)) return;
+    peri__json list;
+    peri__json_open(&list, params, params_bytes, "params");
+    for (peri__json_enter(&list, '['); peri__json_item(&list);) {
+        if (!peri__json_text(&list, param, sizeof param)) return;
+        for (int32_t i = 0; i < t->of->n_tables; i++)
+            if (t->optimizer[i] >= 0 && parameter_name(t, i, name) >= 0 && strcmp(name, param) == 0) rates[t->optimizer[i]] = lr;
+    }
+}
+
+/** "parts": "PART.tables": "param_groups". */
+static void read_rates(const char *values, const tables *t, double *rates)
+{
+    peri__json j;
+    char key[128], wanted[128];
+    snprintf(wanted, sizeof wanted, "%.100s.tables", t->part);
+    peri__json_open(&j, values, (int64_t)strlen(values), "values");
+    peri__json_enter(&j, '{');
+    while (peri__json_key(&j, key, sizeof key) && strcmp(key, "parts") != 0) peri__json_skip(&j, NULL, NULL);
+    if (strcmp(key, "parts") != 0 || !peri__json_enter(&j, '{')) return;
+    while (peri__json_key(&j, key, sizeof key) && strcmp(key, wanted) != 0) peri__json_skip(&j, NULL, NULL);
+    if (strcmp(key, wanted) != 0 || !peri__json_enter(&j, '{')) return;
+    while (peri__json_key(&j, key, sizeof key) && strcmp(key, "param_groups") != 0) peri__json_skip(&j, NULL, NULL);
+    if (strcmp(key, "param_groups") != 0) return;
+    for (peri__json_enter(&j, '['); peri__json_item(&j);) read_group(&j, t, rates);
+}
+
+/** Learning rates and counts of updates of a module's tables. */
+static peri_status settle(const peri_checkpoint_state *s, const tables *t, const char *values)
+{
+    const int32_t n = t->of->n_optimizers;
+    double *rates = peri__alloc(sizeof *rates * (size_t)peri__max(1, n));
+    peri_status status = rates ? PERI_OK : PERI_ENOMEM;
+    for (int32_t o = 0; rates && o < n; o++) rates[o] = -1;
+    if (rates) read_rates(values, t, rates);
+    for (int32_t o = 0; status >= 0 && o < n; o++)
+        if (rates[o] >= 0) status = peri_sharded_learning_rate_set(t->of, o, rates[o]);
+    peri__free(rates);
+    for (int64_t i = 0; status >= 0 && i < s->n; i++)
+        if (s->entries[i].counts == t->of && s->entries[i].updates >= 0)
+            return peri_sharded_iteration_set(t->of, s->entries[i].updates);
+    return status;
+}
+
+peri_status peri_checkpoint_state_read(peri_checkpoint_state *s, peri_checkpoint *c)
+{
+    PERI_NEED(s);
+    PERI_NEED(c);
+    PERI_TRY(check_all(s, c));
+    for (int64_t i = 0; i < s->n; i++) PERI_TRY(read_entry(&s->entries[i], c));
+    for (int64_t i = 0; i < s->n_tables; i++) PERI_TRY(settle(s, &s->tables[i], peri_checkpoint_values(c)));
+    return PERI_OK;
+}

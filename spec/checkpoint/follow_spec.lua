@@ -1,0 +1,277 @@
+-- A process that follows a run has what that one saved, bit by bit and as a whole: under other plans, on other numbers of ranks, over
+-- increments, full checkpoints and compacted chains; damaged ones change nothing; another process follows while one trains.
+local peri = require "perilune"
+local sim = require "perilune.dist.sim"
+local shell = require "spec.support.shell"
+local nn, plan = peri.nn, peri.plan
+local C, check = peri.ffi.C, peri.ffi.check
+
+local folder, clean = shell.temporary()
+teardown(clean)
+
+local Net = nn.Module:extend "Net"
+function Net:init()
+  self.ebc = peri.EmbeddingBagCollection { seed = 5, fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.1, exact = true },
+    tables = { peri.EmbeddingBagConfig { name = "a", num_embeddings = 50, embedding_dim = 8, feature_names = { "fa" } },
+      peri.EmbeddingBagConfig { name = "b", num_embeddings = 37, embedding_dim = 16, feature_names = { "fb" } } } }
+  self.over = nn.Linear { in_features = 24, out_features = 1 }
+end
+function Net:forward(kjt) return self.over(self.ebc(kjt):values()):mean() end
+
+local function build(world, entry)
+  nn.manual_seed(3)
+  local net = Net()
+  return world and peri.DistributedModelParallel { module = net, group = world, plan = { ebc = { a = entry, b = entry } } } or net
+end
+
+local function train(model, from, last)
+  for i = from, last do
+    peri.scope(function()
+      model(peri.KeyedJaggedTensor { keys = { "fa", "fb" }, values = { i * 7 % 50, i * 3 % 50, i * 5 % 37, i % 37 },
+        lengths = { 1, 1, 2, 0 } }):backward()
+    end)
+  end
+end
+
+local function text(x)
+  if peri.Tensor.is(x) then return table.concat(peri.util.map(x:reshape(-1):to_list(), function(n) return ("%.17g"):format(n) end), " ") end
+  if type(x) ~= "table" then return tostring(x) end
+  local parts = {}
+  for key, value in peri.util.ordered(x) do parts[#parts + 1] = tostring(key) .. "=" .. text(value) end
+  return table.concat(parts, ",\n")
+end
+
+local function state(model)
+  local tables = model.fused_optimizer and model:fused_optimizer()
+    or nn.optim.CombinedOptimizer { { name = "ebc", optimizer = model.ebc:fused_optimizer() } }
+  return text(peri.shard.gather_state_dict { model = model:state_dict(), tables = tables:state_dict() })
+end
+
+local function bytes_of(path)
+  local c, sum = peri.checkpoint.open(path), 0
+  for _, name in ipairs(c:names()) do
+    for _, piece in ipairs(c:tensor(name).pieces) do sum = sum + piece.bytes end
+  end
+  c:close()
+  return sum
+end
+
+local entries = {
+  table_wise = function() return plan.table_wise(0) end, row_wise = function() return plan.row_wise() end,
+  column_wise = function() return plan.column_wise { ranks = { 0, 1 } } end, data_parallel = function() return plan.data_parallel() end,
+  cached = function() return plan.row_wise { compute_kernel = "fused_uvm_caching", cache_params = { load_factor = 0.5 } } end,
+}
+
+--- A run of `ranks` under a plan, whose saves `each(model, saver, step)` comes after; returns the states by step.
+local function run_of(of, entry, ranks, steps, each, full_every)
+  local states = {}
+  sim.run(ranks, function(rank, world)
+    local model = build(world, entry)
+    local saver = peri.checkpoint.Saver { folder = of, parts = { model = model }, every = 1, full_every = full_every or 1e9, keep = 100,
+      group = world }
+    for step = 1, steps do
+      train(model, step, step)
+      saver:step(step, { said = step })
+      local now = state(model)
+      if rank == 0 then states[step] = now end
+      if each then each(rank, step) end
+    end
+    saver:close()
+  end)
+  return states
+end
+
+describe("a follower", function()
+  for from, make in peri.util.ordered(entries) do
+    it(("of tables %s has the bits of the trainer, unsharded and under other plans"):format(from), function()
+      local of, followers, polls = folder .. "/" .. from, {}, 0
+      local alone = build()
+      local follower = peri.checkpoint.follow(of, { model = alone }, { group = false })
+      local function each(rank, step)
+        if rank > 0 or step == 2 then return end -- two increments at once after step 3
+        followers[step] = { follower:poll() }
+        followers[step].state, polls = state(alone), polls + 1
+      end
+      local want = run_of(of, make(), 2, 5, each)
+      assert.equal(4, polls)
+      for step, got in pairs(followers) do
+        assert.equal(step, got[2].said)
+        assert.is_true(want[step] == got.state, ("step %d"):format(step))
+      end
+      assert.equal(5, follower.step)
+      assert.is_nil((follower:poll()))
+      follower:close()
+      for to, other in peri.util.ordered(from == "row_wise" and entries or {}) do
+        local elsewhere = folder .. "/" .. from .. "-" .. to
+        shell.run("mkdir -p " .. elsewhere)
+        local list = peri.checkpoint.Saver.list(of)
+        sim.run(to == "column_wise" and 2 or 3, function(rank, world)
+          local model = build(world, other())
+          local f = peri.checkpoint.follow(elsewhere, { model = model }, { group = world })
+          for i = #list, 1, -1 do
+            if rank == 0 then shell.run(("cp -r %s %s"):format(list[i].path, elsewhere)) end
+            world:barrier():wait()
+            assert.truthy(f:poll())
+            assert.is_true(want[list[i].step] == state(model), ("%s, step %d"):format(to, list[i].step))
+          end
+          f:close()
+        end)
+      end
+    end)
+  end
+
+  it("reads what changed, not the tables", function()
+    local of = folder .. "/row_wise"
+    local list = peri.checkpoint.Saver.list(of)
+    assert.is_true(bytes_of(list[1].path) < bytes_of(list[#list].path) / 5)
+  end)
+
+  it("goes on over full checkpoints, compacted increments and ones that were removed", function()
+    local of = folder .. "/kept"
+    local alone, seen = build(), {}
+    local follower = peri.checkpoint.follow(of, { model = alone }, { group = false })
+    local want = run_of(of, plan.row_wise(), 1, 9, function(_, step)
+      local newest = peri.checkpoint.Saver.list(of)[1]
+      if step == 5 then
+        local c = peri.checkpoint.open(newest.path)
+        c:compact(newest.path, true)
+        c:close()
+      end
+      if step ~= 4 then
+        follower:poll()
+        seen[step] = state(alone)
+      end
+      if step == 7 then for _, entry in ipairs(peri.checkpoint.Saver.list(of)) do
+        if entry.step < 5 then pcall(peri.checkpoint.remove, entry.path) end
+      end end
+    end, 7)
+    for step, got in pairs(seen) do assert.is_true(want[step] == got, ("step %d"):format(step)) end
+    follower:close()
+  end)
+
+  it("takes the weights alone, and what is in the folder by other names", function()
+    local of = folder .. "/names"
+    shell.run("mkdir -p " .. of)
+    local model, alone = build(), build()
+    local follower = peri.checkpoint.follow(of, { model = alone }, { only = { "model/" }, group = false })
+    for i, name in ipairs { "first", "b", "a" } do
+      train(model, i, i)
+      peri.checkpoint.save(of .. "/" .. name, { model = model }, i == 1 and { increments = true }
+        or { increment_of = of .. "/" .. ({ "first", "b" })[i - 1] })
+      assert.equal(of .. "/" .. name, (follower:poll()))
+      local own = alone.ebc:weight("a"):slice(1, 49, 50)
+      if i > 1 then
+        assert.equal(7, own:to_list()[1])
+        own:copy(model.ebc:weight("a"):slice(1, 49, 50))
+      end
+      assert.is_true(text(model:state_dict()) == text(alone:state_dict()))
+      own:fill(7) -- a row that no increment has, and nobody reads again
+      assert.is_false(state(model) == state(alone)) -- the optimizer's states stay
+    end
+    train(model, 4, 4)
+    peri.checkpoint.save(of .. "/fork", { model = model }, { increment_of = of .. "/a" })
+    train(model, 5, 5)
+    peri.checkpoint.save(of .. "/other", { model = model }, { increment_of = of .. "/a" })
+    local path, why = follower:poll()
+    assert.is_nil(path)
+    assert.matches("has two that could be next, .*fork.* and .*other", why)
+    follower:close()
+  end)
+
+  it("changes nothing when what comes is damaged, and takes the next good one", function()
+    local of = folder .. "/damaged"
+    local model, alone = build(), build()
+    local saver = peri.checkpoint.Saver { folder = of, parts = { model = model }, every = 1, full_every = 4, keep = 9 }
+    local follower = peri.checkpoint.follow(of, { model = alone })
+    train(model, 1, 1)
+    saver:step(1)
+    follower:poll()
+    local before = state(alone)
+    train(model, 2, 2)
+    local path = saver:step(2)
+    shell.run(("printf x | dd of=%s/rank-0.safetensors bs=1 seek=$(( $(stat -c %%s %s/rank-0.safetensors) - 3 )) conv=notrunc"):format(path,
+      path))
+    local taken, why = follower:poll()
+    assert.is_nil(taken)
+    assert.matches("is damaged", why)
+    assert.is_true(before == state(alone))
+    assert.is_nil(select(2, follower:poll()), "it is not read again and again")
+    train(model, 3, 3)
+    saver:step(3) -- an increment of the damaged one
+    assert.is_nil((follower:poll()))
+    assert.is_true(before == state(alone))
+    for step = 4, 5 do
+      train(model, step, step)
+      saver:step(step) -- the second of them is a full one
+    end
+    assert.truthy(follower:poll())
+    assert.equal(5, follower.step)
+    assert.is_true(state(model) == state(alone))
+    -- An error in the middle: what was there comes back.
+    train(model, 6, 6)
+    saver:step(6)
+    before = state(alone)
+    local changed = 0
+    repeat
+      changed = changed + 1
+      check(C.peri_fault_arm("checkpoint_read", changed))
+      taken, why = follower:poll()
+      check(C.peri_fault_arm("checkpoint_read", 0))
+      assert.is_true(taken ~= nil or why ~= nil and before == state(alone), why)
+    until taken
+    assert.is_true(changed > 20, "reads failed in the middle too: " .. changed)
+    assert.is_true(state(model) == state(alone))
+    follower:close()
+    saver:close()
+  end)
+
+  it("says when the first checkpoint does not fit, and what its options may be", function()
+    local other = nn.Linear { in_features = 2, out_features = 1 }
+    assert.has_error(function() peri.checkpoint.follow(folder .. "/damaged", { model = other }):poll() end)
+    assert.has_error(function() peri.checkpoint.follow(folder .. "/x", { model = other }, { increments = true }) end)
+    assert.has_error(function() peri.checkpoint.follow(folder .. "/x", {}) end)
+    assert.is_nil((peri.checkpoint.follow(folder .. "/missing", { model = other }):poll()))
+  end)
+
+  it("is another process while one trains: each state that it has is one that was saved", function()
+    if shell.no_launcher() then return end
+    local of = folder .. "/live"
+    local script = shell.write(folder .. "/live.lua", [[
+      local peri = require "perilune"
+      local of, role, steps = arg[1], arg[2], tonumber(arg[3])
+      peri.nn.manual_seed(3)
+      local model = peri.EmbeddingBagCollection { seed = 5, fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.1 },
+        tables = { peri.EmbeddingBagConfig { name = "a", num_embeddings = 20000, embedding_dim = 8, feature_names = { "fa" } } } }
+      -- Row 0 is changed in each step, and the last row too: a mixture would show.
+      local function sum() return ("%.17g"):format(model:weight("a"):sum():item()) end
+      if role == "train" then
+        local saver = peri.checkpoint.Saver { folder = of, parts = { model = model }, every = 1, full_every = 8, keep = 2, async = true }
+        for step = 1, steps do
+          peri.scope(function()
+            model(peri.KeyedJaggedTensor { keys = { "fa" }, lengths = { 3 }, values = { 0, step * 37 % 20000, 19999 } }):values():sum()
+              :backward()
+            saver:step(step, { sum = sum() })
+          end)
+        end
+        saver:close()
+      else
+        local follower, taken = peri.checkpoint.follow(of, { model = model }), 0
+        while follower.step ~= steps do
+          local path, values = follower:poll()
+          if path then
+            taken = taken + 1
+            assert(values.sum == sum(), path .. ": " .. values.sum .. " " .. sum())
+          end
+        end
+        print("taken " .. taken)
+      end
+    ]])
+    local train_, follow_ = shell.start(("%s run %s %s train 60"):format(shell.perilune, script, of)),
+      shell.start(("%s run %s %s follow 60"):format(shell.perilune, script, of))
+    local out, status = follow_()
+    local said, ended = train_()
+    assert.equal(0, ended, said)
+    assert.equal(0, status, out)
+    assert.is_true(tonumber(out:match "taken (%d+)") >= 2)
+  end)
+end)
