@@ -9,7 +9,7 @@ enum { TBE_WIDE = TBE_PANEL < 8 ? TBE_PANEL : 8 };
 
 /** How many rows the walk ahead keeps in flight. The caller says how many bytes: enough to cover the memory's latency, few enough to stay
  *  in the cache until they are used. */
-enum { TBE_AHEAD_LEAST = 8, TBE_AHEAD_MOST = 64 };
+enum { TBE_AHEAD_LEAST = 8, TBE_AHEAD_MOST = 128 };
 
 /** Where the ids of a block lead. */
 typedef struct tbe_ahead_block {

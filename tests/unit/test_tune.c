@@ -86,7 +86,7 @@ static void numbers_of_ways(void **state)
         assert_int_equal(x.source, PERI_TUNE_DEFAULT);
         assert_true(strlen(x.text) > 10 && x.ways[0] && x.ways[1]);
     }
-    assert_int_equal(peri__tune(PERI__TUNE_lookup_prefetch), 16 << 10);
+    assert_int_equal(peri__tune(PERI__TUNE_lookup_prefetch), 32 << 10);
     assert_false(peri__tune_near(PERI__TUNE_lookup_prefetch));
     assert_ok(peri_tune_set("lookup_prefetch", "l1-4k"));
     assert_int_equal(peri__tune(PERI__TUNE_lookup_prefetch), 4 << 10);
@@ -99,7 +99,7 @@ static void numbers_of_ways(void **state)
     assert_int_equal(peri__tune(PERI__TUNE_copy_past), 24 << 20);
     assert_int_equal(peri__tune(PERI__TUNE_copy_near), 16000);
     assert_ok(peri_tune_set("lookup_prefetch", NULL));
-    assert_int_equal(peri__tune(PERI__TUNE_lookup_prefetch), 16 << 10);
+    assert_int_equal(peri__tune(PERI__TUNE_lookup_prefetch), 32 << 10);
     assert_fails(peri_tune_set("lookup_prefetch", "l3-1k"), PERI_EINVAL, "allowed: off, l1-4k");
     assert_fails(peri_tune_set("lookup", "off"), PERI_ENOTFOUND, "known: lookup_prefetch, lookup_order");
     assert_fails(peri_tune_measure("copy_near", 1), PERI_EUNSUPPORTED, "not measured");
