@@ -40,12 +40,12 @@ typedef struct peri__mapped {
     const char *data;
     int64_t bytes;
     int fd; /* -1: copied */
-    int32_t slot; /* of the table that the handler of SIGBUS looks into; -1: not in it */
+    int32_t slot; /* of the table that the handler of SIGBUS looks into; -1: not in it, as it was not asked for */
     int64_t changed_s, changed_ns; /* of the file, when it was opened */
 } peri__mapped;
 
-/** Map @path, or read it (@copy). */
-peri_status peri__mapped_open(const char *path, bool copy, peri__mapped *out);
+/** Map @path, or read it (@copy). @guard: the handler of SIGBUS knows of it. */
+peri_status peri__mapped_open(const char *path, bool copy, bool guard, peri__mapped *out);
 void peri__mapped_close(peri__mapped *m);
 /** Whether a part of it was missing when somebody read it. */
 bool peri__mapped_cut(const peri__mapped *m);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * mapped.c: the bytes of a model file. A mapped file that somebody cuts short sends SIGBUS to whoever reads behind its new end. The
- * handler of this file puts pages of zeros where the file was and notes that it did, so that the call goes on, and fails at its end.
+ * mapped.c: the bytes of a model file. A mapped file that somebody cuts short sends SIGBUS to whoever reads behind its new end.
+ * Where it was asked for (PERI_MODEL_GUARD), the handler of this file puts pages of zeros where the file was and notes that it did, so
+ * that the call goes on, and fails at its end.
  */
 #include "internal.h"
 
@@ -96,24 +97,25 @@ static peri_status read_all(int fd, const char *path, char *to, int64_t bytes)
     return PERI_OK;
 }
 
-static peri_status load(int fd, const char *path, bool copy, peri__mapped *m)
+static peri_status load(int fd, const char *path, bool copy, bool guard, peri__mapped *m)
 {
     char *data = copy ? mmap(NULL, (size_t)m->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
                       : mmap(NULL, (size_t)m->bytes, PROT_READ, MAP_SHARED, fd, 0);
     if (data == MAP_FAILED) return failed(path, copy ? "there is no memory for it" : "it cannot be mapped");
     m->data = data;
+    if (!copy && !guard) return PERI_OK;
     if (!copy) {
         m->slot = watch(data, m->bytes);
         if (m->slot >= 0) return PERI_OK;
         munmap(data, (size_t)m->bytes);
-        return peri__fail(PERI_ENOMEM, "peri_model_open: %d model files are mapped, more cannot be", SLOTS);
+        return peri__fail(PERI_ENOMEM, "peri_model_open: %d model files are mapped and guarded, more cannot be", SLOTS);
     }
     peri_status status = read_all(fd, path, data, m->bytes);
     if (status < 0) munmap(data, (size_t)m->bytes);
     return status;
 }
 
-peri_status peri__mapped_open(const char *path, bool copy, peri__mapped *out)
+peri_status peri__mapped_open(const char *path, bool copy, bool guard, peri__mapped *out)
 {
     peri__mapped m = {.fd = -1, .slot = -1};
     struct stat info;
@@ -129,7 +131,7 @@ peri_status peri__mapped_open(const char *path, bool copy, peri__mapped *out)
         m.bytes = info.st_size;
         m.changed_s = info.st_mtim.tv_sec;
         m.changed_ns = info.st_mtim.tv_nsec;
-        status = load(fd, path, copy, &m);
+        status = load(fd, path, copy, guard, &m);
     }
     if (status < 0 || copy) close(fd);
     else m.fd = fd;

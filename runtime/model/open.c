@@ -91,8 +91,8 @@ peri_status peri_model_open(const char *path, int32_t flags, peri_model **out)
 {
     PERI_NEED(path);
     PERI_NEED(out);
-    if (flags & ~(PERI_MODEL_VERIFY | PERI_MODEL_COPY))
-        return peri__fail(PERI_EINVAL, "peri_model_open: flags %d, allowed: PERI_MODEL_VERIFY | PERI_MODEL_COPY", flags);
+    if (flags & ~(PERI_MODEL_VERIFY | PERI_MODEL_COPY | PERI_MODEL_GUARD))
+        return peri__fail(PERI_EINVAL, "peri_model_open: flags %d, allowed: PERI_MODEL_VERIFY | PERI_MODEL_COPY | PERI_MODEL_GUARD", flags);
     peri_model *m = peri__alloc_zero(sizeof *m);
     if (!m) return PERI_ENOMEM;
     peri__object_count(1);
@@ -102,7 +102,7 @@ peri_status peri_model_open(const char *path, int32_t flags, peri_model **out)
     int64_t bytes = 0;
     snprintf(what, sizeof what, "peri_model_open: header of '%.200s'", path);
     peri_status status = (m->path = peri__strdup(path)) ? PERI_OK : PERI_ENOMEM;
-    if (status >= 0) status = peri__mapped_open(path, flags & PERI_MODEL_COPY, &m->file);
+    if (status >= 0) status = peri__mapped_open(path, flags & PERI_MODEL_COPY, flags & PERI_MODEL_GUARD, &m->file);
     if (status >= 0) status = load_header(m, &text, &bytes);
     if (status >= 0) status = peri__model_header(m, text, bytes, what);
     if (status >= 0) status = peri__model_check(m, what);
@@ -117,6 +117,7 @@ peri_status peri_model_open(const char *path, int32_t flags, peri_model **out)
 peri_status peri_model_verify(const peri_model *model)
 {
     PERI_NEED(model);
+    if (model->file.slot < 0) PERI_TRY(peri__model_unchanged("peri_model_verify", model));
     for (int32_t i = 0; i < model->n_sections; i++) {
         const peri__model_section *s = &model->sections[i];
         const bool same = XXH3_64bits(peri__model_data(model, i), (size_t)s->bytes) == s->checksum;

@@ -241,6 +241,7 @@ peri_status peri_model_predict(peri_model_context *context, int64_t batch, const
                           (long long)context->max_batch);
     if (!outputs) return peri__fail(PERI_EINVAL, "peri_model_predict: outputs is missing");
     PERI_TRY(peri__model_values("peri_model_predict", m, batch, context->max_ids, inputs, &skipped));
+    if (m->file.slot < 0) PERI_TRY(peri__model_unchanged("peri_model_predict", m)); /* nobody catches a read behind its end */
     for (int64_t first = 0; first < batch; first += context->block) {
         const int64_t n = peri__min(context->block, batch - first);
         peri__model_run(context, first, n, inputs);

@@ -161,7 +161,7 @@ peri_status peri__serve_open_file(const char *path, const char *name, bool verif
     if (!m) return PERI_ENOMEM;
     m->model.kind = &kind;
     peri__refs_init(&m->model.refs);
-    peri_status status = peri_model_open(path, verify ? PERI_MODEL_VERIFY : 0, &m->file);
+    peri_status status = peri_model_open(path, PERI_MODEL_GUARD | (verify ? PERI_MODEL_VERIFY : 0), &m->file);
     if (status >= 0) status = take_inputs(m);
     if (status >= 0) status = take_outputs(m);
     if (status < 0) {

@@ -7,6 +7,7 @@
 
 #include <perilune/model.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -130,6 +131,36 @@ static void calls_allocate_nothing_and_refuse_whole(void **state)
     peri_model_release(m);
 }
 
+static void on_bus(int number) { (void)number; }
+
+/** No handler is replaced unasked; the one that was asked for stands in for parts of the file that are gone. */
+static void only_a_guard_has_a_signal_handler(void **state)
+{
+    (void)state;
+    peri_model *m;
+    peri_model_context *c;
+    float y[1], *out[1] = {y};
+    peri_model_values v[2] = {{.dense = dense + 2}, {0}};
+    struct sigaction own = {.sa_handler = on_bus}, now;
+    assert_int_equal(sigaction(SIGBUS, &own, NULL), 0);
+    for (int guard = 0; guard < 2; guard++) {
+        write_model(0.5f);
+        assert_ok(peri_model_open(path, guard ? PERI_MODEL_GUARD : 0, &m));
+        assert_int_equal(sigaction(SIGBUS, NULL, &now), 0);
+        assert_int_equal(now.sa_handler == on_bus, !guard);
+        assert_ok(peri_model_context_new(m, 1, 0, &c));
+        assert_int_equal(truncate(path, 0), 0);
+        assert_fails(peri_model_predict(c, 1, v, out), PERI_EIO, "was cut while it was mapped");
+        assert_fails(peri_model_verify(m), PERI_EIO, guard ? "became shorter" : "was cut while it was mapped");
+        peri_model_context_release(c);
+        peri_model_release(m);
+    }
+    assert_fails(peri_model_open(path, 8, &m), PERI_EINVAL, "allowed: PERI_MODEL_VERIFY | PERI_MODEL_COPY | PERI_MODEL_GUARD");
+    own.sa_handler = SIG_DFL;
+    sigaction(SIGBUS, &own, NULL);
+    write_model(0.5f);
+}
+
 static void files_may_be_replaced_while_they_are_open(void **state)
 {
     (void)state;
@@ -165,6 +196,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(threads_answer_at_once),
         cmocka_unit_test(calls_allocate_nothing_and_refuse_whole),
+        cmocka_unit_test(only_a_guard_has_a_signal_handler),
         cmocka_unit_test(files_may_be_replaced_while_they_are_open),
     };
     close(mkstemp(path));

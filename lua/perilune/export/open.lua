@@ -17,10 +17,12 @@ local wrap_context = P.handle("peri_model_context", {}, {}, "the memory of a mod
 local M = { methods = methods }
 local out, context_out, number = ffi.new "peri_model *[1]", ffi.new "peri_model_context *[1]", ffi.new "int64_t[1]"
 
---- Open a model file. options: verify = true reads it all and compares its checksums; copy = true reads it into memory of its own.
+--- Open a model file. options: verify = true reads it all and compares its checksums; copy = true reads it into memory of its own; guard =
+--- true survives that somebody cuts the file while a call reads it, by a handler for SIGBUS in this process.
 function M.open(path, options)
-  local o = util.named("export.open", options, { verify = false, copy = false })
-  check(C.peri_model_open(path, (o.verify and C.PERI_MODEL_VERIFY or 0) + (o.copy and C.PERI_MODEL_COPY or 0), out))
+  local o = util.named("export.open", options, { verify = false, copy = false, guard = false })
+  check(C.peri_model_open(path, (o.verify and C.PERI_MODEL_VERIFY or 0) + (o.copy and C.PERI_MODEL_COPY or 0)
+    + (o.guard and C.PERI_MODEL_GUARD or 0), out))
   return wrap(out[0])
 end
 

@@ -35,7 +35,9 @@ typedef struct peri_model_ref {
 /** How to open. */
 enum {
     PERI_MODEL_VERIFY = 1, /* read the whole file and compare its checksums, as peri_model_verify */
-    PERI_MODEL_COPY = 2    /* read the file into memory of this process instead of mapping it; it may then be changed */
+    PERI_MODEL_COPY = 2,   /* read the file into memory of this process instead of mapping it; it may then be changed */
+    PERI_MODEL_GUARD = 4   /* survive that the file is cut short while a call reads it: install a handler for SIGBUS, once in a process,
+                              which passes on what does not concern a guarded file. For programs that are nobody's guest */
 };
 
 /** Open the model file @path; @flags: PERI_MODEL_*, or 0. Takes a few milliseconds whatever the size of the file, which is mapped, so that
@@ -44,9 +46,9 @@ enum {
  *  operation that this library does not know. @out new.
  *
  *  Whoever replaces a model file writes beside it and renames (peri_file_write, the exporter): this model then stays what it was. After a
- *  mapped file was cut or written to in place, calls fail with PERI_EIO: each looks at the file's size and time at its end. Reading a part
- *  that is no longer there does not end the process: it has a handler for SIGBUS from the first mapped model on, which passes on what does
- *  not concern one. Whatever the bytes of sections are, no call leaves its memory. */
+ *  mapped file was cut or written to in place, calls fail with PERI_EIO: each looks at the file's size and time before it reads, and at its
+ *  end. Only a file that is cut while a call reads it ends the process with SIGBUS, unless PERI_MODEL_GUARD or PERI_MODEL_COPY was given.
+ *  No signal handler is installed without PERI_MODEL_GUARD. Whatever the bytes of sections are, no call leaves its memory. */
 PERI_API peri_status peri_model_open(const char *path, int32_t flags, peri_model **out);
 /** Add a reference. */
 PERI_API void peri_model_retain(peri_model *model);
