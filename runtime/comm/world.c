@@ -30,10 +30,18 @@ static peri_status usable(const char *what, const char *name, const peri_coll_vt
 }
 
 /** mpi when it can run and several ranks were launched, else self. */
-static peri_status choose(const char *name, const peri_coll_vtab **out)
+static peri_status choose(const char *name, bool own, const peri_coll_vtab **out)
 {
     char reason[256] = "";
-    if (name && *name && strcmp(name, "auto") != 0) return usable("transport", name, out);
+    const bool any = !name || !*name || strcmp(name, "auto") == 0;
+    if (own && !any && strcmp(name, "mpi") != 0)
+        return peri__fail(PERI_EINVAL, "peri_comm_open: transport '%.40s' with a communicator, allowed: mpi, whose it is", name);
+    if (own) PERI_TRY(usable("transport", "mpi", out));
+    if (own && (*out)->abi < 9)
+        return peri__fail(PERI_EUNSUPPORTED, "peri_comm_open: this libperilune_mpi.so is older than the library, and takes no "
+                                             "communicator");
+    if (own) return PERI_OK;
+    if (!any) return usable("transport", name, out);
     /* Loading the plugin costs tens of milliseconds: look for a launcher first. */
     static const char *const launchers[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "PMIX_RANK", NULL};
     bool launched = false;
@@ -222,7 +230,7 @@ peri_status peri_comm_open(const peri_comm_config *given, peri_group **out)
     const peri_coll_vtab *vtab;
     if (config.local_size < 0)
         return peri__fail(PERI_EINVAL, "peri_comm_open: nodes of %d ranks, allowed: 0 and more", config.local_size);
-    PERI_TRY(choose(config.transport, &vtab));
+    PERI_TRY(choose(config.transport, config.communicator != NULL, &vtab));
     peri__comm *comm = peri__alloc_zero(sizeof *comm);
     if (!comm) return PERI_ENOMEM;
     peri__refs_init(&comm->refs);
@@ -233,7 +241,7 @@ peri_status peri_comm_open(const peri_comm_config *given, peri_group **out)
     peri_group *world = NULL;
     void *ctx = NULL;
     peri_coll_open boot = {.job = config.job, .rank = config.world_size ? config.rank : -1,
-                           .size = config.world_size, .timeout_ns = timeout};
+                           .size = config.world_size, .timeout_ns = timeout, .communicator = config.communicator};
     peri_status status = find_device(comm, &config);
     if (status >= 0) status = vtab->open(&boot, &ctx);
     if (status < 0) goto out;

@@ -24,7 +24,7 @@
 #include <stdio.h>
 
 enum {
-    PERI_COLL_ABI = 8,       /* of this header */
+    PERI_COLL_ABI = 9,       /* of this header */
     PERI_COLL_ABI_LOWEST = 8 /* the oldest contract whose backends this core still takes */
 };
 
@@ -111,6 +111,7 @@ typedef struct peri_coll_open {
     void *device;
     const struct peri_coll_vtab *host_vtab; /* with a device: the transport of host memory and its world, which outlives this one */
     void *host_group;
+    const void *communicator; /* mpi: the program's MPI_Comm, or NULL (since contract 9) */
 } peri_coll_open;
 
 typedef struct peri_coll_vtab {

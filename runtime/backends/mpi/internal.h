@@ -111,6 +111,8 @@ extern struct mpi_state {
     int32_t rank, size, epoch;        /* worlds opened */
     char why[PERI_MESSAGE_MAX];       /* what failed here first */
     MPI_Comm world, control;
+    MPI_Comm base;                    /* of which they are duplicates */
+    bool guest;                       /* that is a communicator of the program's, not all ranks that were launched */
     int hash_bits;
     int64_t piece;                    /* bytes of the largest message */
     int64_t timeout_ns;

@@ -258,8 +258,8 @@ static void give_mpi_up(void)
 /** Look after the thread until it is done. @g: the group whose members it waits for, NULL: all ranks, which join. */
 static peri_status join_wait(const mpi_group *g, const char *what, int64_t timeout_ns)
 {
-    int32_t size = g ? g->size : peri__mpi_launched();
-    process *seen = peri__mpi_host->alloc_zero(sizeof *seen * (size_t)size);
+    int32_t size = g ? g->size : peri__mpi.guest ? 0 : peri__mpi_launched(); /* of a part of the ranks nobody knows who is missing */
+    process *seen = peri__mpi_host->alloc_zero(sizeof *seen * (size_t)(size + 1));
     int64_t begin = peri__mpi_host->time_ns(), every = 500000000, look = begin + every;
     bool local = all_local(size);
     int64_t started = local ? begin + 20000000000 + size * (int64_t)100000000 : INT64_MAX;
@@ -280,7 +280,8 @@ static peri_status join_wait(const mpi_group *g, const char *what, int64_t timeo
             break;
         }
         if (now - begin < timeout_ns) continue;
-        join_missing(text, sizeof text, g ? peri__mpi.size : size);
+        if (peri__mpi.guest) snprintf(text, sizeof text, "not all ranks of the program's communicator have come");
+        else join_missing(text, sizeof text, g ? peri__mpi.size : size);
         status = FAIL(PERI_ETIMEOUT, "mpi: %s took longer than %g s: %s", what, (double)timeout_ns * 1e-9, text);
         break;
     }

@@ -87,8 +87,8 @@ static void connect_ranks(void)
     if (!ready) code = MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level);
     peri__mpi.ours = peri__mpi.ours || (!ready && code == MPI_SUCCESS);
     if (code == MPI_SUCCESS) joined.what = "MPI_Comm_dup";
-    if (code == MPI_SUCCESS && !peri__mpi.world) code = MPI_Comm_dup(MPI_COMM_WORLD, &peri__mpi.world);
-    if (code == MPI_SUCCESS && !peri__mpi.control) code = MPI_Comm_dup(MPI_COMM_WORLD, &peri__mpi.control);
+    if (code == MPI_SUCCESS && !peri__mpi.world) code = MPI_Comm_dup(peri__mpi.base, &peri__mpi.world);
+    if (code == MPI_SUCCESS && !peri__mpi.control) code = MPI_Comm_dup(peri__mpi.base, &peri__mpi.control);
     joined.code = code;
 }
 
@@ -101,6 +101,28 @@ static void survive_broken_connections(void)
 {
     struct sigaction now, ours = {.sa_handler = no_matter, .sa_flags = SA_RESTART};
     if (sigaction(SIGPIPE, NULL, &now) == 0 && !(now.sa_flags & SA_SIGINFO) && now.sa_handler == SIG_DFL) sigaction(SIGPIPE, &ours, NULL);
+}
+
+/** What the program has done to MPI before this library came, and which ranks it wants a world of. */
+static peri_status look_at_program(const MPI_Comm *communicator)
+{
+    static const char *const levels[] = {"MPI_THREAD_SINGLE", "MPI_THREAD_FUNNELED", "MPI_THREAD_SERIALIZED", "MPI_THREAD_MULTIPLE"};
+    int ready = 0, finalized = 0, level = MPI_THREAD_MULTIPLE;
+    MPI_Initialized(&ready);
+    MPI_Finalized(&finalized);
+    if (finalized) return FAIL(PERI_ECLOSED, "mpi: this process has called MPI_Finalize");
+    if (communicator && !ready) return FAIL(PERI_EINVAL, "mpi: a communicator, but the program has not initialised MPI");
+    if (communicator && *communicator == MPI_COMM_NULL)
+        return FAIL(PERI_EINVAL, "mpi: the communicator is MPI_COMM_NULL; a rank that is not in it takes no part, and opens no world");
+    if (ready) MPI_Query_thread(&level);
+    if (level < MPI_THREAD_SERIALIZED)
+        return FAIL(PERI_EUNSUPPORTED, "mpi: the program has initialised MPI for %s; wanted: MPI_THREAD_SERIALIZED or more "
+                    "(MPI_Init_thread)", level >= 0 && level < 4 ? levels[level] : "fewer threads");
+    const MPI_Comm base = communicator ? *communicator : MPI_COMM_WORLD;
+    if (base != peri__mpi.base) peri__mpi.world = peri__mpi.control = 0; /* not freed: other ranks may have no part in this world */
+    peri__mpi.base = base;
+    peri__mpi.guest = communicator != NULL;
+    return PERI_OK;
 }
 
 static peri_status start(int64_t timeout_ns)
@@ -208,6 +230,7 @@ peri_status peri__mpi_open(peri_coll_open *boot, void **group)
     if (peri__mpi.broken || peri__mpi.over) return FAIL(PERI_EABORTED, "mpi: an earlier world of this process failed or is over");
     int64_t until = peri__mpi_host->time_ns() + boot->timeout_ns;
     int *bound = NULL, found = 0;
+    TRY(look_at_program(boot->communicator));
     TRY(start(boot->timeout_ns));
     MPI_Comm_set_errhandler(peri__mpi.world, MPI_ERRORS_RETURN);
     MPI_Comm_set_errhandler(peri__mpi.control, MPI_ERRORS_RETURN);
@@ -216,7 +239,7 @@ peri_status peri__mpi_open(peri_coll_open *boot, void **group)
     if ((boot->size && boot->size != peri__mpi.size) || (boot->rank >= 0 && boot->rank != peri__mpi.rank))
         return FAIL(PERI_EINVAL, "mpi: rank %d of %d wanted, this is rank %d of %d", boot->rank, boot->size, peri__mpi.rank,
                               peri__mpi.size);
-    if (peri__mpi.size == 1 && peri__mpi_launched() > 1) /* each rank would train alone */
+    if (peri__mpi.size == 1 && !peri__mpi.guest && peri__mpi_launched() > 1) /* each rank would train alone */
         return FAIL(PERI_EUNSUPPORTED,
                               "mpi: launched as one of %d ranks, but MPI knows of one only (srun --mpi=pmix?)", peri__mpi_launched());
     MPI_Comm_get_attr(peri__mpi.world, MPI_TAG_UB, &bound, &found);

@@ -44,6 +44,11 @@ typedef struct peri_comm_config {
      * peri_comm_use_device does */
     const char *device_transport;
     const char *device;    /* name of the device of the device transport (a device name as peri_device_get takes) */
+    /* The world is of these ranks, numbered as there: a pointer to the program's MPI_Comm, which is duplicated and stays the program's.
+     * NULL: all ranks that were launched. Ranks outside of it take no part: they call nothing here. The transport is mpi. The program has
+     * initialised MPI with MPI_THREAD_SERIALIZED or more, MULTIPLE where it calls MPI itself during calls of this library, and finalizes it
+     * after peri_group_close. Whoever does not come is then found out by the deadline alone */
+    const void *communicator;
 } peri_comm_config;
 
 /** Join the world of all ranks. Collective: every rank, once. May block until the others are there. @config NULL: all zero. @out new. */

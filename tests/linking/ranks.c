@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * ranks.c: an MPI program that brings its own communicator, in which some of its ranks have no part: those add up something of their own
+ * meanwhile. `ranks low` initialises MPI for too few threads; `ranks late` has a rank that never comes. spec/linking_spec.lua runs it.
+ */
+#include <mpi.h>
+#include <perilune/perilune.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+static int failed(const char *what)
+{
+    fprintf(stderr, "ranks: %s: %s\n", what, peri_error_message());
+    return 1;
+}
+
+/* The sum of (rank + 1) over the world. */
+static int add_up(MPI_Comm *communicator, double *sum)
+{
+    const int64_t one = 1;
+    peri_comm_config config = {.size = sizeof config, .communicator = communicator, .timeout_s = 20};
+    peri_group *world;
+    peri_device *cpu;
+    peri_tensor *t;
+    peri_work *work;
+    if (peri_comm_open(&config, &world) < 0 || peri_device_get("cpu", &cpu) < 0) return failed("open");
+    if (peri_tensor_full(cpu, PERI_F32, 1, &one, peri_group_rank(world) + 1, &t) < 0) return failed("tensor");
+    if (peri_coll_all_reduce(world, t, PERI_REDUCE_SUM, 0, &work) < 0 || peri_work_wait(work) < 0) return failed("sum");
+    if (peri_tensor_item(t, 0, sum) < 0) return failed("item");
+    peri_work_release(work);
+    peri_tensor_release(t);
+    if (peri_group_close(world) < 0) return failed("close");
+    peri_group_release(world);
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    const int low = argc > 1 && !strcmp(argv[1], "low"), late = argc > 1 && !strcmp(argv[1], "late");
+    int rank, size, level, wrong = 0;
+    double sum = 0;
+    MPI_Init_thread(&argc, &argv, low ? MPI_THREAD_SINGLE : MPI_THREAD_SERIALIZED, &level);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    MPI_Comm part;
+    MPI_Comm_split(MPI_COMM_WORLD, rank < size - 1 ? 0 : MPI_UNDEFINED, size - rank, &part); /* the last rank has no part; the others turn
+                                                                                                round */
+    if (low || late) {
+        peri_comm_config config = {.size = sizeof config, .communicator = &part, .timeout_s = 1};
+        peri_group *world;
+        const peri_status status = late && rank == 0 ? 0 : peri_comm_open(&config, &world);
+        if (rank == 1) printf("%s: %s\n", peri_status_name(status), peri_error_message());
+        fflush(stdout);
+        if (late && (rank == 0 || rank == size - 1)) sleep(5); /* the others give up meanwhile */
+        if (late) MPI_Abort(MPI_COMM_WORLD, 0); /* whoever has given up may call MPI no more */
+        if (!low) return 0;
+        MPI_Finalize();
+        return 0;
+    }
+    for (int round = 0; round < 2 && rank < size - 1; round++) { /* twice: a world that was left can be opened again */
+        wrong += add_up(&part, &sum);
+        wrong += sum != (size - 1) * size / 2;
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (rank == 1) { /* and one of two ranks of it */
+        if (peri_comm_open(&(peri_comm_config){.size = sizeof(peri_comm_config), .communicator = &(MPI_Comm){MPI_COMM_NULL}},
+                           &(peri_group *){NULL}) != PERI_EINVAL) wrong++;
+        if (peri_comm_open(&(peri_comm_config){.size = sizeof(peri_comm_config), .communicator = &part, .transport = "self"},
+                           &(peri_group *){NULL}) != PERI_EINVAL) wrong++;
+        printf("%d wrong, sum %g\n", wrong, sum);
+    }
+    if (part != MPI_COMM_NULL) MPI_Comm_free(&part);
+    MPI_Finalize();
+    return wrong;
+}
