@@ -7,6 +7,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+/** The highest instruction set that was compiled: a program of two files has less (runtime/gen/amalgamation.lua). */
+#ifndef PERI_ISA_MOST
+#define PERI_ISA_MOST 2
+#endif
+
 const char *const peri_kernel_names[PERI_WORK_COUNT] = {
 #define X(name, args) [PERI_K_##name] = #name,
     PERI_KERNELS(X) PERI_STEPS(X)
@@ -26,10 +31,12 @@ static const peri_kernels *const *units(int isa)
 {
     static const peri_kernels *const ref[] = {&peri_kernels_ref, NULL};
     if (isa == 0) return ref;
-#if defined(__x86_64__)
+#if defined(__x86_64__) && PERI_ISA_MOST >= 1
     static const peri_kernels *const avx2[] = {&peri_kernels_avx2, &peri_kernels_avx2_tbe, NULL};
-    static const peri_kernels *const avx512[] = {&peri_kernels_avx512, &peri_kernels_avx512_tbe, NULL};
     if (isa == 1 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) return avx2;
+#endif
+#if defined(__x86_64__) && PERI_ISA_MOST >= 2
+    static const peri_kernels *const avx512[] = {&peri_kernels_avx512, &peri_kernels_avx512_tbe, NULL};
     if (isa == 2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl"))
         return avx512;

@@ -119,6 +119,8 @@ typedef void (*peri_range_fn)(void *ctx, int64_t begin, int64_t end);
  *  The split depends on n, grain and the number of threads only, so bodies must not let results depend on it. */
 void peri__parallel_for(int64_t n, int64_t grain, peri_range_fn fn, void *ctx);
 
+/** From now on dlclose leaves the shared object that holds this code where it is: threads, plugins and open devices need it. */
+void peri__stay_loaded(void);
 /** Start a thread. Signals are for the program's own threads: this one takes none. 0, or an errno. */
 int peri__thread_start(pthread_t *thread, void *(*body)(void *), void *ctx);
 /** From now on parallel ranges of the calling thread run in it alone, and leave the pool to those who compute. */

@@ -8,10 +8,12 @@
 #include "between.h"
 #include "internal.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/auxv.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -218,8 +220,25 @@ peri_status peri__threads_end(void)
     return PERI_OK;
 }
 
+/** The shared library is linked so that it stays (nodelete); a shared object of somebody else's that holds libperilune.a is not. */
+static void pin(void)
+{
+    Dl_info own, program;
+    if (getauxval(AT_BASE) == 0 || !dladdr(&pool, &own) || !own.dli_fname) return; /* a program that nobody loads libraries for */
+    if (dladdr((void *)getauxval(AT_PHDR), &program) && program.dli_fbase == own.dli_fbase) return;
+    if (dlopen(own.dli_fname, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE))
+        peri__log(PERI_LOG_DEBUG, "%s stays loaded from now on", own.dli_fname);
+}
+
+void peri__stay_loaded(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, pin);
+}
+
 int peri__thread_start(pthread_t *thread, void *(*body)(void *), void *ctx)
 {
+    peri__stay_loaded();
     sigset_t all, before;
     sigfillset(&all);
     static const int own[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP}; /* of what the thread itself does: handlers must see them */

@@ -113,6 +113,7 @@ static bool is_word_of(const char *text, const char *words)
 /** What the environment asks for must exist: nothing is computed before a device is open. */
 static peri_status check_environment(void)
 {
+    peri__stay_loaded();
     PERI_TRY(peri__threads_check());
     PERI_TRY(peri__log_check());
     PERI_TRY(peri__tune_check());
@@ -566,6 +567,7 @@ void peri__storage_release(peri__storage *s)
     const peri_device_vtab *v = s->device->vtab;
     if (s->mapped) (void)peri__between_idle();
     if (s->give_back) s->give_back(s->data);
+    else if (s->release) s->release(s->ctx, s->data);
     else (s->mapped ? v->mapped_free : v->free)(s->device->ctx, s->home->ctx, s->data, s->bytes);
     peri__mem_count(-s->bytes);
     peri_stream_release(s->home);

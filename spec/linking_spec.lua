@@ -1,0 +1,85 @@
+-- Every way in which a host can link the library, as an outsider would with the installed pkg-config file: shared, static, fully static,
+-- loaded late by a program that knows nothing of it, twice in one process; and a program that was built when this version came out.
+-- deadline: 120 s
+-- takes: 8 s
+local shell = require "spec.support.shell"
+
+describe("linking", function()
+  local root, clean, prefix
+  setup(function()
+    root, clean = shell.temporary()
+    prefix = root .. "/opt/moon"
+    if shell.build ~= "build" then return end
+    local out, status = shell.run(("make --no-print-directory install DESTDIR=%s PREFIX=/opt/moon"):format(root))
+    assert.equal(0, status, out)
+  end)
+  teardown(function() clean() end)
+
+  local function need() return shell.build ~= "build" and "a sanitizer's library is for tests only" end
+  local function flags(words)
+    return (shell.run(("pkg-config %s perilune"):format(words), { PKG_CONFIG_PATH = prefix .. "/lib/pkgconfig",
+      PKG_CONFIG_SYSROOT_DIR = root }):gsub("\n", " "))
+  end
+  --- Compile `source` of tests/linking to `name`; the words that come after it are for the linker.
+  local function compile(source, name, before, after)
+    local out, status = shell.run(("${CC:-cc} -std=c11 -O1 -Wall -Wextra -Werror -D_GNU_SOURCE %s %s tests/linking/%s.c -o %s/%s %s")
+      :format(before, flags "--cflags", source, root, name, after or ""))
+    assert.equal(0, status, out)
+    return ("%s/%s"):format(root, name)
+  end
+  local function static() return (flags "--static --libs":gsub("%-lperilune", "-Wl,-Bstatic -lperilune -Wl,-Bdynamic")) end
+  local shared_library = function() return { LD_LIBRARY_PATH = prefix .. "/lib" } end
+  local function runs(command, want)
+    local out, status = shell.run(command, shared_library())
+    assert.matches(want or "^ok", out)
+    assert.equal(0, status, out)
+  end
+
+  it("goes shared, and static with the rest dynamic", function()
+    if need() then return pending(need()) end
+    runs(compile("use", "shared", "-DPROGRAM", flags "--libs"), "^ok %d+%.%d+%.%d+, 0 objects\n$")
+    local path = compile("use", "static", "-DPROGRAM", static())
+    assert.not_matches("libperilune", (shell.run("ldd " .. path)))
+    runs(path)
+  end)
+
+  it("goes fully static, with the OpenBLAS that the program was linked with", function()
+    if need() then return pending(need()) end
+    if shell.run "${CC:-cc} -print-file-name=libopenblas.a" == "libopenblas.a\n" then return pending "there is no libopenblas.a" end
+    local path = compile("use", "whole", "-DPROGRAM -static", "-u cblas_sgemm -u cblas_dgemm " .. flags "--static --libs"
+      .. "-lopenblas -lpthread -lm 2>/dev/null")
+    assert.matches("not a dynamic executable", (shell.run("ldd " .. path)))
+    runs(path)
+  end)
+
+  it("goes into plugins that are loaded late, used by threads and closed a hundred times before these end", function()
+    if need() then return pending(need()) end
+    local load = compile("load", "load", "", "-ldl -lpthread")
+    local shared = compile("use", "shared.so", "-shared -fPIC", flags "--libs")
+    local own = "-Wl,--exclude-libs,libperilune.a " .. static()
+    local first, second = compile("use", "first.so", "-shared -fPIC", own), compile("use", "second.so", "-shared -fPIC", own)
+    runs(("%s 100 %s"):format(load, shared), "^ok, no mapping is left\n$")
+    runs(("%s 10 %s %s"):format(load, first, second), "^ok, no mapping is left\n$") -- twice in one process
+    runs(("%s 10 %s %s"):format(load, first, shared))
+    -- without being told to keep its functions: the first one's are then not the second one's either (RTLD_LOCAL)
+    runs(("%s 3 %s %s"):format(load, compile("use", "open.so", "-shared -fPIC", static()), shared))
+  end)
+
+  it("goes with the program's own MPI communicator, in which some ranks have no part", function()
+    if need() then return pending(need()) end
+    local config = shell.read "build/config.mk"
+    local cflags, libs = config:match "MPI_CFLAGS := ([^\n]*)", config:match "MPI_LIBS := ([^\n]*)"
+    if not libs or not shell.has "mpirun" then return pending "Open MPI was not found" end
+    local ranks = compile("ranks", "ranks", cflags, flags "--libs" .. libs)
+    local function run(words)
+      return shell.run(("mpirun --oversubscribe --allow-run-as-root --mca btl ^tcp -n 4 %s %s"):format(ranks, words), shared_library())
+    end
+    local out, status = run ""
+    assert.equal("0 wrong, sum 6\n", out)
+    assert.equal(0, status)
+    out = run "low"
+    assert.matches("EUNSUPPORTED: mpi: the program has initialised MPI for MPI_THREAD_SINGLE; wanted: MPI_THREAD_SERIALIZED or more", out)
+    out = run "late"
+    assert.matches("ETIMEOUT: mpi: joining the world took longer than 1 s: not all ranks of the program's communicator have come", out)
+  end)
+end)
