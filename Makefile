@@ -81,7 +81,7 @@ MISSING := $(strip $(call missing,HAVE_CC,gcc libc6-dev) $(call missing,HAVE_PKG
 
 LAYERS := base plugin tensor sparse collision comm embed shard io checkpoint model
 CORE := $(sort $(foreach l,$(LAYERS),$(wildcard runtime/$(l)/*.c runtime/$(l)/*/*.c))) \
-	$(wildcard $(foreach b,cpu opaque self sim,runtime/backends/$(b).c)) $(wildcard runtime/backends/cpu_*.c) runtime/host/host.c kernels/select.c kernels/ref/unit.c
+	$(wildcard $(foreach b,cpu opaque self sim,runtime/backends/$(b).c)) $(wildcard runtime/backends/cpu_*.c) runtime/host/host.c runtime/host/lua.c kernels/select.c kernels/ref/unit.c
 ARCH := $(shell uname -m)
 ISAS := $(if $(filter x86_64,$(ARCH)),avx2 avx512)
 HEADERS := $(sort $(wildcard runtime/include/perilune/*.h))
@@ -159,13 +159,14 @@ SERVER := $(if $(HAVE_MICROHTTPD),$B/perilune-serve)
 SERVE_A := $B/serve.a
 SERVE_OBJ := $(patsubst %.c,$B/obj/%.o,$(filter-out runtime/serve/main.c $(if $(HAVE_MICROHTTPD),,runtime/serve/http.c),$(wildcard runtime/serve/*.c))) $B/obj/serve_page.o
 CDEF := $B/lua/perilune/cdef.lua
+LUA_SO := $(if $(LAUNCHER),$B/libperilune_lua.so)
 
 .PHONY: all contract help probe config needed setup test check check-c check-lua parity reference pictures check-mpi check-net check-cuda check-cuda-san check-cuda-short gpu-check gpu-check-run fuzz demo demo-run lint install uninstall clean distclean \
 	bench bench-step bench-comm bench-embed bench-tiers bench-sparse bench-data bench-dense bench-routes bench-shard bench-collision bench-net \
 	bench-pipeline bench-plan bench-checkpoint bench-serve bench-retrieval
 .DELETE_ON_ERROR:
 
-all: needed $(LIB_A) $(LIB_SO) $(PLUGINS) $(CDEF) $B/abi.ok $(LAUNCHER) $(SERVER) $(if $(filter 1,$(CUDA)),$(CUDA_SO) $(NCCL_SO))
+all: needed $(LIB_A) $(LIB_SO) $(PLUGINS) $(LUA_SO) $(CDEF) $B/abi.ok $(LAUNCHER) $(SERVER) $(if $(filter 1,$(CUDA)),$(CUDA_SO) $(NCCL_SO))
 
 help:
 	@sed -n '3,$$ { /^#/!q; s/^# \{0,1\}//; p }' Makefile
@@ -235,6 +236,7 @@ $(LIB_A): $(OBJ)
 	@$(if $(V),,echo '  AR      $@')
 	$(Q)rm -f $@ && ar crs $@ $^
 
+# Its calls of its own functions stay its own (-Bsymbolic-functions), also in a program that holds another copy of them.
 # A function has the version of the release that brought it: a program that needs a newer library is told so when it is loaded.
 MAP := $B/perilune.map
 CONTRACT = luajit runtime/gen/contract.lua $(1) $(CDEF) runtime/include/perilune runtime/gen/contract.txt
@@ -246,7 +248,7 @@ contract: $(CDEF)
 
 $(LIB_SO): $(OBJ) $(MAP)
 	@$(if $(V),,echo '  LINK    $@')
-	$(Q)$(CC) $(CFLAGS) $(SANFLAGS) -shared -Wl,-z,nodelete -Wl,-soname,libperilune.so.$(SOVERSION) -Wl,--version-script=$(MAP) $(if $(SAN),,-Wl,-z,defs) \
+	$(Q)$(CC) $(CFLAGS) $(SANFLAGS) -shared -Wl,-z,nodelete -Wl,-Bsymbolic-functions -Wl,-soname,libperilune.so.$(SOVERSION) -Wl,--version-script=$(MAP) $(if $(SAN),,-Wl,-z,defs) \
 	  $(OBJ) $(LIBS) -o $@
 	$(Q)ln -sf $(@F) $B/libperilune.so.$(SOVERSION) && ln -sf $(@F) $B/libperilune.so
 
@@ -348,7 +350,7 @@ $B/abi.ok: $(CDEF) runtime/gen/abi.lua $(HEADERS)
 
 # -- the launcher -------------------------------------------------------------------------------------------------------------------
 
-HOST := $(filter-out runtime/host/host.c,$(wildcard runtime/host/*.c))
+HOST := $(filter-out runtime/host/host.c runtime/host/lua.c,$(wildcard runtime/host/*.c))
 HOST_OBJ := $(HOST:%.c=$B/obj/%.o)
 # Under these sanitizers no library is unloaded: reports of leaks name the one that leaked, and those not looked into have to stay.
 HOST_OBJ += $(if $(filter address thread,$(SAN)),$B/obj/tests/harness/keep_loaded.o)
@@ -365,7 +367,14 @@ $B/pack.c: $(CDEF) $(MANUAL) $(LUA) runtime/gen/pack.lua $(CONFIG)
 	$(Q)luajit runtime/gen/pack.lua $(CDEF) $(MANUAL) $(LUA) argparse $(if $(HAVE_DKJSON),dkjson) >$@
 
 $B/obj/pack.o: $B/pack.c runtime/host/internal.h
-	$(Q)$(CC) -std=c11 -Iruntime -fvisibility=hidden -c $< -o $@
+	$(Q)$(CC) -std=c11 -Iruntime -fvisibility=hidden -fPIC -c $< -o $@
+
+# Lua for C programs (perilune/lua.h): the Lua files and what calls LuaJIT, whose shared library the programs have, too.
+LUA_SO_OBJ := $B/obj/runtime/host/guest/state.o $B/obj/runtime/host/packed.o
+$B/obj/runtime/host/guest/state.o: EXTRA := $(LUAJIT_CFLAGS)
+$(LUA_SO): $(LUA_SO_OBJ) $B/obj/pack.o
+	@$(if $(V),,echo '  PLUGIN  $@')
+	$(Q)$(CC) $(CFLAGS) $(SANFLAGS) -shared $^ -L$(dir $(firstword $(LUAJIT_LIBS))) -lluajit-5.1 -o $@
 
 $B/perilune: $(HOST_OBJ) $B/obj/pack.o $(LIB_A)
 	@$(if $(V),,echo '  LINK    $@')
@@ -389,7 +398,7 @@ $(SERVER): $B/obj/runtime/serve/main.o $(SERVE_A) $(LIB_A)
 
 # -- tests --------------------------------------------------------------------------------------------------------------------------
 
-UNIT := $(if $(HAVE_CMOCKA),$(patsubst %.c,$B/%,$(filter-out $(if $(HAVE_MICROHTTPD),,tests/unit/test_serve%.c),$(wildcard tests/unit/*.c tests/kernels/*.c))))
+UNIT := $(if $(HAVE_CMOCKA),$(patsubst %.c,$B/%,$(filter-out $(if $(HAVE_MICROHTTPD),,tests/unit/test_serve%.c) $(if $(LUA_SO),,tests/unit/test_lua.c),$(wildcard tests/unit/*.c tests/kernels/*.c))))
 FUZZ := $(patsubst %.c,$B/%,$(wildcard tests/fuzz/*.c))
 # Tests of the server have its objects.
 $(filter $B/tests/unit/test_serve% $B/tests/fuzz/serve,$(UNIT) $(FUZZ)): $(SERVE_A)
@@ -400,11 +409,15 @@ TEST_FLAGS := $(PFLAGS) -I. -Wno-missing-prototypes -Wno-conversion -Wno-unused-
 # Programs of kernels get a malloc whose blocks end at closed pages; the sanitizers bring their own.
 FENCE = $(if $(SAN),,$(filter tests/harness/fence.c,$^))
 $(filter $B/tests/kernels/%,$(UNIT)): tests/harness/fence.c
+# Lua finds the library's functions in the shared one; the program has LuaJIT for a state of its own.
+$B/tests/unit/test_lua: $(LIB_SO) $(LUA_SO)
+$B/tests/unit/test_lua: UNIT_LIBRARY := -L$B -Wl,-rpath,$(abspath $B) -lperilune -L$(dir $(firstword $(LUAJIT_LIBS))) -lluajit-5.1
+$B/tests/unit/test_lua: TEST_FLAGS += $(LUAJIT_CFLAGS)
 $(UNIT): $B/%: %.c $(LIB_A)
 	@mkdir -p $(@D)
 	@$(if $(V),,echo '  TEST    $<')
 	$(Q)$(CC) $(CFLAGS) $(TEST_FLAGS) -MMD -MP -MF $@.d -MT $@ -c $< -o $@.o
-	$(Q)$(CC) $(CFLAGS) $(TEST_FLAGS) -rdynamic $@.o $(FENCE) $(SERVE_LIBS) $(LIB_A) -lcmocka $(if $(SERVE_LIBS),-lmicrohttpd) $(LIBS) -o $@
+	$(Q)$(CC) $(CFLAGS) $(TEST_FLAGS) -rdynamic $@.o $(FENCE) $(SERVE_LIBS) $(or $(UNIT_LIBRARY),$(LIB_A)) -lcmocka $(if $(SERVE_LIBS),-lmicrohttpd) $(LIBS) -o $@
 
 # Programs in C++: of the pretended GPU.
 UNIT_CXX := $(if $(and $(HAVE_CXX),$(HAVE_CMOCKA)),$(patsubst %.cc,$B/%,$(wildcard tests/unit/*.cc)))
@@ -484,7 +497,7 @@ lint: all
 	@$(RUN_TESTS) --parts=lint
 
 -include $(UNIT:=.d) $(UNIT_CXX:=.d) $(FUZZ:=.d) $(TEST_PLUGINS:=.d)
--include $(OBJ:.o=.d) $(HOST_OBJ:.o=.d) $(PLUGIN_OBJ:.o=.d) $(SERVE_OBJ:.o=.d) $B/obj/runtime/serve/main.d
+-include $(OBJ:.o=.d) $(HOST_OBJ:.o=.d) $(LUA_SO_OBJ:.o=.d) $(PLUGIN_OBJ:.o=.d) $(SERVE_OBJ:.o=.d) $B/obj/runtime/serve/main.d
 
 # -- the demonstration and the benchmarks ----------------------------------------------------------------------------------------------
 
@@ -620,7 +633,7 @@ DOCS := README.md LICENSE $(sort $(shell find docs -type f)) $(sort $(wildcard k
 EXAMPLES := $(sort $(shell find examples -type f))
 DOCDIR := $(PREFIX)/share/doc/perilune
 COMPLETIONS := $(PREFIX)/share/bash-completion/completions/perilune $(PREFIX)/share/zsh/site-functions/_perilune
-BUILT_PLUGINS := $(PLUGINS) $(wildcard $(CUDA_SO) $(NCCL_SO))
+BUILT_PLUGINS := $(PLUGINS) $(LUA_SO) $(wildcard $(CUDA_SO) $(NCCL_SO))
 INSTALLED := $(HEADERS:runtime/include/%=$(PREFIX)/include/%) $(LIBDIR)/libperilune.a $(LIBDIR)/libperilune.so.$(VERSION) \
 	$(LIBDIR)/libperilune.so.$(SOVERSION) $(LIBDIR)/libperilune.so $(LIBDIR)/pkgconfig/perilune.pc \
 	$(BUILT_PLUGINS:$B/%=$(LIBDIR)/perilune/%) $(LUA:lua/%=$(LUADIR)/%) $(DEFINITIONS:lua/%=$(LUADIR)/%) $(LUADIR)/perilune/cdef.lua $(LAUNCHER:$B/%=$(PREFIX)/bin/%) $(if $(LAUNCHER),$(COMPLETIONS)) \

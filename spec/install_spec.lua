@@ -132,6 +132,28 @@ describe("an installation", function()
     end
   end)
 
+  it("serves a host whose model is a script, and one whose threads run it over a shared table, in C11 and C++17", function()
+    if need() then return pending(need()) end
+    if shell.no_launcher() then return pending(shell.no_launcher()) end
+    local script = prefix .. "/share/perilune/examples/hosts/score.lua"
+    for _, compiler in ipairs(compilers) do
+      if not compiler:match "^c%+%+" or shell.has "c++" then
+        local run = host("lua", compiler) .. " "
+        local out, status = shell.run(run .. script .. " 1,2,3 4,5,6", library())
+        assert.equal("14.5\n32.5\na linear model, 4 parameters\n2 buffers are the program's again\n", out)
+        assert.equal(0, status)
+        out, status = shell.run(run .. shell.write(root .. "/bad.lua", "return { score = function(x) return x + nil end }") .. " 1,2,3",
+          library())
+        assert.matches("^lua: peri_lua_call: .*bad.lua:1%)\n$", out)
+        assert.equal(1, status)
+        assert.equal(2, select(2, shell.run(run .. script .. " 1,2", library())))
+        out, status = shell.run(host("threads", compiler) .. " " .. script .. " 4", library())
+        assert.equal("4 threads made 200 calls each, 0 numbers were wrong, 0 objects are left\n", out)
+        assert.equal(0, status)
+      end
+    end
+  end)
+
   it("serves a host that trains sharded tables on any number of ranks, in C11 and C++17", function()
     if need() then return pending(need()) end
     local first

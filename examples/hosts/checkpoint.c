@@ -21,7 +21,6 @@ static void check(peri_status status)
     if (status < 0 && world) peri_group_abort(world, peri_error_message()); /* the other ranks end with the same message */
     if (status < 0) exit((fprintf(stderr, "checkpoint: %s\n", peri_error_message()), 1));
 }
-
 /* The texts of all ranks, TEXT bytes each. */
 static void gather(const char *text, char *all)
 {
@@ -70,9 +69,8 @@ int main(int argc, char **argv)
     peri_tbe_optimizer adagrad = {.size = sizeof adagrad};
     check(peri_comm_open(NULL, &world)), check(peri_device_get("cpu", &cpu));
     check(peri_tbe_optimizer_default(PERI_TBE_ROWWISE_ADAGRAD, &adagrad)), adagrad.learning_rate = 0.1;
-    const peri_sharded_table table = {.size = sizeof table,
-                                      .name = "t", .rows = ROWS, .cols = COLS, .features = (int32_t[]){0}, .n_features = 1,
-                                      .sharding_type = PERI_ROW_WISE, .compute_kernel = PERI_KERNEL_FUSED};
+    const peri_sharded_table table = {.size = sizeof table, .name = "t", .rows = ROWS, .cols = COLS, .features = (int32_t[]){0},
+                                      .n_features = 1, .sharding_type = PERI_ROW_WISE, .compute_kernel = PERI_KERNEL_FUSED};
     const peri_sharded_config config = {.size = sizeof config,
                                         .group = world, .device = cpu, .tables = &table, .n_tables = 1, .seed = 1, .features = features,
                                         .n_features = 1, .optimizers = &adagrad, .n_optimizers = 1};

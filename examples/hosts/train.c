@@ -15,14 +15,12 @@ enum { BATCH = 240, STEPS = 200, ITEMS = 50, WORDS = 200, COLS = 8, EACH = 3 };
 static const char *const features[] = {"item", "words"};
 static peri_device *cpu;
 static peri_group *world;
-
 static void check(peri_status status)
 {
     if (status >= 0) return;
     if (world) peri_group_abort(world, peri_error_message()); /* the other ranks end with the same message */
     exit((fprintf(stderr, "train: %s\n", peri_error_message()), 1));
 }
-
 static uint32_t mix(uint32_t a, uint32_t b) /* a pseudo-random number that depends on (a, b) only */
 {
     return (((a * 2654435761u) ^ ((b + 1) * 2246822519u)) * 3266489917u) >> 8;
@@ -96,9 +94,8 @@ int main(void)
     static peri_optim_args options;
     peri_tensor *weight, *labels, *loss, *sum;
     peri_optim *optim;
-    peri_reducer *reducer;
+    peri_reducer *reducer; /* averages the weight's gradient over the ranks */
     peri_keys *keys;
-    double total;
     check(peri_comm_open(NULL, &world)), check(peri_device_get("cpu", &cpu));
     peri_sharded *tables = make_tables();
     check(peri_keys_new(features, 2, &keys)), check(peri_tensor_full(cpu, PERI_F32, 1, &cols, 1, &weight));
@@ -108,6 +105,7 @@ int main(void)
     for (uint32_t step = 1; step <= STEPS; step++) {
         peri_kjt *batch;
         peri_work *work;
+        double total;
         next_batch(keys, step, &batch, &labels);
         check(peri_tensor_backward(loss = loss_of(tables, batch, weight, labels), NULL)); /* the owners update their rows */
         for (peri_status s = PERI_PENDING; s == PERI_PENDING;) check(s = peri_reducer_finish(reducer)); /* the weight's */

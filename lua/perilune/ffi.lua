@@ -10,8 +10,15 @@ ffi.cdef(require "perilune.cdef")
 
 -- The launcher holds the library in itself; plain `luajit script.lua` loads it: PERI_LIBRARY, or where the tree (lua/perilune/ffi.lua,
 -- build/libperilune.so) or an installation (share/lua/5.1/perilune/ffi.lua, lib/libperilune.so) has it, or wherever the system finds it.
+local core = package.loaded["perilune.core"] -- in a C program that runs Lua: { path = of the library, or nil: the program holds it }
 local function load_library()
   if package.preload["perilune.launcher"] then return ffi.C end
+  if core then
+    if core.path then return ffi.load(core.path) end
+    if pcall(function() return ffi.C.peri_abi_version end) then return ffi.C end
+    error("perilune: this program holds the library and does not export its functions, so Lua cannot call them. Link it with -rdynamic "
+      .. "and -Wl,--whole-archive -lperilune, or with the shared library", 0)
+  end
   local name = getenv "PERI_LIBRARY"
   if name then return ffi.load(name) end
   local own = debug.getinfo(1, "S").source
@@ -390,7 +397,7 @@ void peri__lua_close(void *L) __asm__("lua_close");
 --- A state of Lua with the standard libraries and on its stack the function of `text` and its arguments (strings): { ptr, pcall, close (C
 --- functions) }. It shares nothing with this one but the C library, and belongs to the caller. For threads.
 function M.new_lua(name, text, ...)
-  local lua = ffi.C
+  local lua = core and core.luajit and ffi.load(core.luajit) or ffi.C
   local has, L = pcall(function() return lua.peri__lua_newstate() end)
   if not has then M.fail(name .. ": this program does not export Lua's C functions, so it can have no other state of Lua") end
   if L == nil then M.fail(name .. ": no memory for a state of Lua") end
@@ -407,7 +414,8 @@ end
 
 --- The text on top of the stack of such a state, which nobody runs now: the error that its function ended with.
 function M.lua_text(ptr)
-  local text = ffi.C.peri__lua_text(ptr, -1, nil)
+  local lua = core and core.luajit and ffi.load(core.luajit) or ffi.C
+  local text = lua.peri__lua_text(ptr, -1, nil)
   return text ~= nil and ffi.string(text) or "an error without a message"
 end
 

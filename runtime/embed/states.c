@@ -29,6 +29,15 @@ static peri_status check_table_index(const char *function, const peri_tbe *tbe, 
     return peri__fail(PERI_ERANGE, "%s: table %lld, allowed: 0..%lld", function, (long long)table, (long long)tbe->n_tables - 1);
 }
 
+peri_status peri_tbe_table(const peri_tbe *tbe, int64_t table, peri_table_config *out)
+{
+    PERI_NEED(tbe);
+    PERI_TRY(check_table_index("peri_tbe_table", tbe, table));
+    peri_table_config now = tbe->tables[table].config;
+    now.name = tbe->tables[table].name;
+    return PERI_GIVE(peri_table_config, out, &now);
+}
+
 /** Such a view, behind all calls so far. */
 static peri_status view_of(const char *function, peri_tbe *tbe, int64_t table, const char *name, peri_tensor **out)
 {

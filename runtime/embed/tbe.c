@@ -290,8 +290,8 @@ static peri_status check_mapped(const peri_tbe_config *c)
 bool peri__tbe_slot_rows(const peri_tbe_config *c) { return c->caches && c->dtype != PERI_F32 && !c->optimizer->nearest; }
 
 /** Weights, not initialised, but rows of bytes (zeros), and states as before the first step. @mapped: those that have rows are in the
- *  host's memory. */
-static peri_status new_states(peri_tbe *tbe, bool mapped)
+ *  host's memory. @given: the weights, or NULL. */
+static peri_status new_states(peri_tbe *tbe, bool mapped, peri_tensor *given)
 {
     peri__state states[PERI__STATES];
     int32_t n = peri__states_of(tbe->dtype, &tbe->optimizer, states);
@@ -300,12 +300,30 @@ static peri_status new_states(peri_tbe *tbe, bool mapped)
         int64_t elements = peri__state_offset(tbe, s, tbe->n_tables);
         bool bare = i == 0 && !peri__tbe_bytes(tbe->dtype);
         bool rows = peri__has_rows(s->geometry);
-        PERI_TRY(peri__tensor_placed(tbe->device, s->dtype, 1, &elements, mapped && rows, &s->flat));
+        if (i == 0 && given) PERI_TRY(peri_tensor_reshape(given, 1, &elements, &s->flat)); /* a view */
+        else PERI_TRY(peri__tensor_placed(tbe->device, s->dtype, 1, &elements, mapped && rows, &s->flat));
         tbe->state[tbe->n_states++] = *s;
-        if (!bare) PERI_TRY(peri_tensor_fill(s->flat, s->which == PERI__STATE_MAX_COUNTER ? 1 : 0));
+        if (!bare && !(i == 0 && given)) PERI_TRY(peri_tensor_fill(s->flat, s->which == PERI__STATE_MAX_COUNTER ? 1 : 0));
     }
     tbe->weight = tbe->state[0].flat;
     return PERI_OK;
+}
+
+/** The caller's weights fit the tables, whose layout is known. */
+static peri_status check_weights(const peri_tbe *tbe, const peri_tbe_config *c)
+{
+    const peri_tensor *w = c->weights;
+    peri__state states[PERI__STATES];
+    peri__states_of(tbe->dtype, &tbe->optimizer, states);
+    const int64_t wanted = peri__state_offset(tbe, &states[0], tbe->n_tables);
+    char text[128];
+    if (c->caches || c->mapped)
+        return peri__fail(PERI_EINVAL, "peri_tbe_new: weights are the caller's, or behind a cache or mapped, not both");
+    if (w->dtype == states[0].dtype && peri__numel(w) == wanted && peri__contiguous(w) && peri__device(w) == c->device) return PERI_OK;
+    return peri__fail(PERI_EINVAL, "peri_tbe_new: weights is %s%s on %s, wanted %s [%lld] on %s: each table begins at a multiple of %d "
+                      "elements",
+                      peri__tensor_text(w, text, sizeof text), peri__contiguous(w) ? "" : " with gaps", peri__device(w)->name,
+                      peri_dtype_name(states[0].dtype), (long long)wanted, c->device->name, PERI__TABLE_ALIGNMENT);
 }
 
 static peri_status tbe_new(const peri_tbe_config *c, peri_tbe **out)
@@ -318,8 +336,9 @@ static peri_status tbe_new(const peri_tbe_config *c, peri_tbe **out)
     peri_status status = shell_new(c, slots, PERI__TABLE_ALIGNMENT, &tbe);
     peri__free(slots);
     PERI_TRY(status);
-    PERI_TRY_GOTO(peri__tbe_no_room(tbe, c, new_states(tbe, c->mapped)), out);
-    for (int64_t i = 0; i < tbe->n_tables && !c->caches; i++) PERI_TRY_GOTO(initialise(tbe, i, c->seed), out);
+    if (c->weights) PERI_TRY_GOTO(check_weights(tbe, c), out);
+    PERI_TRY_GOTO(peri__tbe_no_room(tbe, c, new_states(tbe, c->mapped, c->weights)), out);
+    for (int64_t i = 0; i < tbe->n_tables && !c->caches && !c->weights; i++) PERI_TRY_GOTO(initialise(tbe, i, c->seed), out);
     if (peri__tbe_slot_rows(c)) PERI_TRY_GOTO(flat_tensor(tbe, PERI_I64, tbe->total_rows, true, &tbe->slot_row), out);
     tbe->store = &peri__memory;
     if (c->caches) PERI_TRY_GOTO(peri__tier_open(tbe, c), out);

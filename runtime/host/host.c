@@ -16,6 +16,13 @@ void peri_host_log_set(void (*log)(void *ctx, int32_t level, const char *text), 
 
 peri_status peri_host_plugin_path_set(const char *path) { return peri__plugin_path_set(path); }
 
+peri_status peri_host_tensor(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, void *data,
+                             void (*release)(void *ctx, void *data), void *ctx, peri_tensor **out)
+{
+    PERI_NEED(out);
+    return peri__tensor_host(device, dtype, ndim, shape, data, release, ctx, out);
+}
+
 /* -- the beginning and the end ------------------------------------------------------------------------------------------------------- */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;

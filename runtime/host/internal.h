@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * host/internal.h (L7): what the files of the launcher, and the generated pack of Lua files, agree on.
+ * host/internal.h (L7): what the files of the launcher, Lua in other programs (guest/), and the generated pack of Lua files agree on.
  */
 #ifndef PERI_HOST_INTERNAL_H
 #define PERI_HOST_INTERNAL_H
@@ -18,6 +18,10 @@ typedef struct peri__packed {
 extern const peri__packed peri__pack[];
 
 struct lua_State;
+
+/** Let `require` find the packed modules: after package.preload, or, when a developer's path is set (PERI_LUA_PATH), after the files of
+ *  that path. @environment: stack index of the table that is the modules' environment; 0: the globals. */
+void peri__packed_install(struct lua_State *L, int environment);
 
 /** Put functions into the module perilune.launcher, the table on top of the stack: watch, settled (watch.c); files, start, next, signal,
  *  children, sweep (job.c). */

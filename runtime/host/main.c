@@ -23,46 +23,6 @@
 #include <time.h>
 #include <unistd.h>
 
-/* -- require for packed modules ---------------------------------------------------------------------------------------------------- */
-
-/** A searcher of package.loaders: the packed module of a name, or why there is none. */
-static int find_packed(lua_State *L)
-{
-    const char *name = luaL_checkstring(L, 1);
-    for (const peri__packed *p = peri__pack; p->name; p++) {
-        if (strcmp(p->name, name) != 0) continue;
-        if (luaL_loadbuffer(L, p->code, p->size, name) != 0) return lua_error(L);
-        return 1;
-    }
-    lua_pushfstring(L, "\n\tno packed module '%s'", name);
-    return 1;
-}
-
-/** Put the searcher after package.preload, or, when a developer's path is set, after the files of that path. */
-static void install_searcher(lua_State *L)
-{
-    const char *path = secure_getenv("PERI_LUA_PATH");
-    bool files_first = path && *path;
-    lua_getglobal(L, "package");
-    if (files_first) {
-        bool folder = !strchr(path, '?');
-        lua_getfield(L, -1, "path");
-        if (folder) lua_pushfstring(L, "%s/?.lua;%s/?/init.lua;%s", path, path, lua_tostring(L, -1));
-        else lua_pushfstring(L, "%s;%s", path, lua_tostring(L, -1));
-        lua_setfield(L, -3, "path");
-        lua_pop(L, 1);
-    }
-    lua_getfield(L, -1, "loaders");
-    int count = (int)lua_objlen(L, -1), at = files_first ? count + 1 : 2;
-    for (int i = count; i >= at; i--) {
-        lua_rawgeti(L, -1, i);
-        lua_rawseti(L, -2, i + 1);
-    }
-    lua_pushcfunction(L, find_packed);
-    lua_rawseti(L, -2, at);
-    lua_pop(L, 2);
-}
-
 /* -- the module perilune.launcher: what only the launcher can do -------------------------------------------------------------------- */
 
 /** cpus(): processors that this process may use. */
@@ -181,7 +141,7 @@ static int prepare(lua_State *L)
     lua_setfield(L, LUA_REGISTRYINDEX, "LUA_NOENV"); /* LUA_PATH, LUA_CPATH */
     luaL_openlibs(L);
     if (secure) close_environment(L);
-    install_searcher(L);
+    peri__packed_install(L, 0);
     lua_getglobal(L, "package");
     lua_getfield(L, -1, "preload");
     lua_pushcfunction(L, open_launcher);

@@ -19,6 +19,8 @@ const peri_plugin_host *peri__plugin_host(void);
 peri_status peri__plugin_device(const char *name, const peri_device_vtab **out, const int32_t **work);
 /** Look for plugins in these folders (colon-separated, each begins with /; NULL: none) before those of PERI_PLUGIN_PATH. */
 peri_status peri__plugin_path_set(const char *path);
+/** Symbol @symbol of libperilune_<name>.so, which is loaded if it was not, and stays. */
+peri_status peri__plugin_symbol(const char *name, const char *symbol, void **out);
 /** The vtab of transport @name ("mpi"). */
 peri_status peri__plugin_coll(const char *name, const peri_coll_vtab **out);
 

@@ -199,6 +199,18 @@ static void translate(const peri_work_entry *(*list)(int32_t *count), int32_t wo
     }
 }
 
+peri_status peri__plugin_symbol(const char *name, const char *symbol, void **out)
+{
+    char reason[PERI_MESSAGE_MAX - 128];
+    pthread_mutex_lock(&lock);
+    void *handle = open_plugin(name, reason, sizeof reason), *found = handle ? dlsym(handle, symbol) : NULL;
+    pthread_mutex_unlock(&lock);
+    if (!handle) return peri__fail(PERI_ENOTFOUND, "plugin '%s': %s", name, reason);
+    if (!found) return peri__fail(PERI_EUNSUPPORTED, "plugin '%s': libperilune_%s.so has no %s", name, name, symbol);
+    *out = found;
+    return PERI_OK;
+}
+
 /** Load plugin @name into @p. */
 static peri_status load(const char *what, const char *name, const char *symbol, known_plugin *p)
 {

@@ -99,6 +99,8 @@ typedef struct peri__storage {
     int64_t bytes;
     bool mapped; /* in the host's memory, where the device reaches it; not on devices whose memory that is anyway */
     void (*give_back)(void *data); /* to whom the data belong; NULL: they are the device's */
+    void (*release)(void *ctx, void *data); /* the same of a program's own memory, with its `ctx`; or NULL */
+    void *ctx;
     atomic_uint_least64_t version; /* grows when a caller's tensor is changed in place: see peri__changed */
     _Atomic(const peri__storage_watch *) watch; /* who is told before that; NULL: nobody. Borrowed: it sets and resets it itself */
 } peri__storage;
@@ -169,6 +171,9 @@ static inline void peri__changed(const peri_tensor *t)
 peri_status peri__tensor_placed(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, bool mapped, peri_tensor **out);
 /** A tensor of @n elements of a valid dtype in memory that is lent (peri__storage_lent). */
 peri_status peri__tensor_lent(peri_device *device, int32_t dtype, int64_t n, void *data, void (*give_back)(void *data), peri_tensor **out);
+/** A contiguous tensor in memory of the program's: @release (or NULL) gets @data back, from any thread. */
+peri_status peri__tensor_host(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, void *data,
+                              void (*release)(void *ctx, void *data), void *ctx, peri_tensor **out);
 /** A tensor of the same device and dtype as @like with another shape, uninitialised. */
 peri_status peri__tensor_like(const peri_tensor *like, int32_t ndim, const int64_t *shape, peri_tensor **out);
 /** A view of @base's storage without gradient recording. */

@@ -168,6 +168,36 @@ peri_status peri__tensor_lent(peri_device *device, int32_t dtype, int64_t n, voi
     return status;
 }
 
+static void nobody(void *ctx, void *data) { (void)ctx, (void)data; }
+
+peri_status peri__tensor_host(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, void *data,
+                              void (*release)(void *ctx, void *data), void *ctx, peri_tensor **out)
+{
+    static const char function[] = "peri_host_tensor";
+    int64_t bytes = 0;
+    if (!device) return peri__fail(PERI_EINVAL, "%s: device is missing", function);
+    PERI_TRY(peri__shape_bytes(function, dtype, ndim, shape, &bytes));
+    if (!peri__immediate(device))
+        return peri__fail(PERI_EUNSUPPORTED, "%s: device %s has a memory of its own, or works in the host's at times of its own; allowed: "
+                          "cpu (peri_tensor_to copies from there)", function, device->name);
+    const int64_t element = peri_dtype_size(dtype), unit = dtype == PERI_C64 || dtype == PERI_C128 ? element / 2 : element;
+    if (!data && bytes > 0) return peri__fail(PERI_EINVAL, "%s: data is missing", function);
+    if ((uintptr_t)data % (uintptr_t)unit)
+        return peri__fail(PERI_EINVAL, "%s: data is at %p, wanted an address that %lld divides, as elements of %s have", function, data,
+                          (long long)unit, peri_dtype_name(dtype));
+    peri_tensor *t = shell(dtype, ndim, shape);
+    if (!t) return PERI_ENOMEM;
+    peri_status status = peri__storage_lent(device, bytes, data, NULL, &t->storage);
+    if (status < 0) {
+        peri_tensor_release(t);
+        return status;
+    }
+    t->storage->release = release ? release : nobody;
+    t->storage->ctx = ctx;
+    *out = t;
+    return PERI_OK;
+}
+
 peri_status peri_tensor_new(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, peri_tensor **out)
 {
     PERI_NEED(out);

@@ -89,6 +89,9 @@ local function objects(dtype)
       learning_rate = 1 }), out)
   end)
   o.model = the_model()
+  add("lua", function(out) return C.peri_lua_new(nil, out) end)
+  local text = "return function() end"
+  add("lua_object", function(out) return C.peri_lua_load_text(o.lua, "null.lua", text, #text, nil, 0, out) end)
   add("model_context", function(out) return C.peri_model_context_new(o.model, 2, 2, out) end)
   return o
 end

@@ -6,7 +6,7 @@ local level = { base = 0, plugin = 1, kernels = 1, tensor = 2, sparse = 2.5, col
 local public = {
   base = 0, tune = 0, device = 2, tensor = 2, ops = 2, precision = 2, optim = 2, jagged = 2, sparse = 2.5, quantize = 2.5, retrieval = 2.5,
   collision = 2.7, comm = 3, codec = 3,
-  exchange = 3, embed = 4, moment = 4, shard = 5, io = 6, checkpoint = 6, model = 6.5, perilune = 6.5, host = 7,
+  exchange = 3, embed = 4, moment = 4, shard = 5, io = 6, checkpoint = 6, model = 6.5, lua = 6.5, perilune = 6.6, host = 7,
 }
 -- Headers of foreign libraries and who may know them.
 local foreign = {
@@ -167,7 +167,7 @@ local rank = {
   jagged = 3, nn = 4,
   dist = 4, data = 4, stop = 4, serial = 2, sparse = 4.5, embed = 5, plan = 6, shard = 7, checkpoint = 7.5, export = 7.7, model = 8,
   pipeline = 9,
-  launch = 11,
+  hosted = 10, launch = 11,
   cli = 12, calibrate = 11,
 }
 

@@ -48,6 +48,7 @@ function TableCollection.arguments(more)
     device = util.optional,             -- a device's name, or "meta": never take memory
     fused_params = util.optional.table, -- { optimizer = "rowwise_adagrad", learning_rate =, eps =, ... }; nil: dense gradients
     seed = util.optional.seed,          -- of the start values; default: that of the running rank
+    table_batch = util.optional,        -- a table batch (peri.embed.tbe) of these tables, which several collections may use
   }
   for name, value in util.ordered(more) do list[name] = value end
   return list
@@ -69,12 +70,32 @@ local function check_tables(self, tables, described)
   end
 end
 
+--- A table batch that was given has the tables of the configurations, in their order.
+local function check_shared(self, a)
+  local f, batch = self.class_name, a.table_batch
+  if not tbe.is(batch) then P.fail(("%s: table_batch is %s, wanted a table batch"):format(f, errors.kind(batch))) end
+  for _, name in ipairs { "fused_params", "device", "seed" } do
+    if a[name] then P.fail(("%s: %s is the table batch's own; leave it out beside table_batch"):format(f, name)) end
+  end
+  for i, t in ipairs(a.tables) do
+    local has, pooling = batch:table(i), t.pooling or "NONE"
+    local function text(x) return ("'%s', %d x %d, pooling %s"):format(x.name, x.rows, x.cols, x.pooling) end
+    local wanted = text { name = t.name, rows = t.num_embeddings, cols = t.embedding_dim, pooling = pooling }
+    if not has or text(has) ~= wanted then
+      P.fail(("%s: table %d of table_batch is %s, wanted %s"):format(f, i, has and text(has) or "not there", wanted))
+    end
+  end
+  if batch:table(#a.tables + 1) then P.fail(("%s: table_batch has more tables than the %d of tables"):format(f, #a.tables)) end
+end
+
 --- Take the arguments `a`, checked against `arguments`, and find the features of the tables.
 function TableCollection:setup(a)
   check_tables(self, a.tables, a.device == "meta")
   self.tables, self.fused_params, self.seed = a.tables, a.fused_params or false, a.seed or false
   self.device = a.device or false
   if a.fused_params then config.fused_params(self.class_name .. ": fused_params", a.fused_params) end
+  self.table_batch = a.table_batch or false
+  if a.table_batch then check_shared(self, a) end
   local features, index = {}, {} -- each feature once
   self._outputs = {} -- { table =, feature =, name = } of each output
   for t, table_config in ipairs(a.tables) do
@@ -99,7 +120,8 @@ end
 
 --- Make the table batch, and register its tables.
 function TableCollection:make()
-  local batch = tbe.new {
+  local shared = self.table_batch
+  local batch = shared or tbe.new {
     tables = util.map(self.tables, function(t)
       return { name = t.name, rows = t.num_embeddings, cols = t.embedding_dim, pooling = t.pooling or "NONE", init = t:initialiser(),
         raw_ids = self._moment and true or false }
@@ -112,8 +134,9 @@ function TableCollection:make()
     local name = ("%s.%s.weight"):format(self.parameter_prefix, t.name)
     local list = self.fused_params and buffers or parameters
     if not batch:is_cached() then -- rows in files are no tensors
-      list[i] = name
-      rawset(self, name, self.fused_params and batch:state(i) or batch:leaf(i))
+      if shared then list = batch:has_leaves() and parameters or buffers end
+      list[#list + 1] = name
+      rawset(self, name, list == buffers and batch:state(i) or batch:leaf(i))
     end
   end
   rawset(self, "_parameters", parameters)

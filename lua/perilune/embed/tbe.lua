@@ -256,6 +256,12 @@ function methods:state(t, name)
   check(C.peri_tbe_state(ptr(self), t - 1, name or "weight", tensor_out))
   return Tensor.wrap(tensor_out[0])
 end
+--- Whether the weights have leaves: optimizer none, f32.
+function methods:has_leaves()
+  if C.peri_tbe_leaf(ptr(self), 0, tensor_out) < 0 then return false end
+  C.peri_tensor_release(tensor_out[0])
+  return true
+end
 --- The leaf of table t's weights (optimizer none).
 function methods:leaf(t)
   check(C.peri_tbe_leaf(ptr(self), t - 1, tensor_out))
@@ -271,6 +277,14 @@ function methods:write(t, name, row, source) check(C.peri_tbe_write(ptr(self), t
 function methods:source(t, name) return ptr(self), t - 1, name end
 --- Rows (i64) of table t (from 1) start again, weights and states; see peri_tbe_rows_reset.
 function methods:reset_rows(t, rows) check(C.peri_tbe_rows_reset(ptr(self), t - 1, Tensor.ptr(rows))) end
+local described = P.struct "peri_table_config"
+local pooling_names = { [C.PERI_POOLING_SUM] = "SUM", [C.PERI_POOLING_MEAN] = "MEAN", [C.PERI_POOLING_NONE] = "NONE" }
+--- What table t (from 1) is: { name =, rows =, cols =, pooling = }; nil: there is no such table.
+function methods:table(t)
+  if C.peri_tbe_table(ptr(self), t - 1, described) < 0 then return nil end
+  return { name = ffi.string(described.name), rows = tonumber(described.rows), cols = tonumber(described.cols),
+    pooling = pooling_names[described.pooling] }
+end
 --- Shape of the state `name` of table t (from 1): { rows, cols } or { rows }.
 function methods:state_shape(t, name)
   local n = check(C.peri_tbe_state_shape(ptr(self), t - 1, name, dims))
@@ -296,6 +310,7 @@ local geometries = { [C.PERI_STATE_FULL] = "full", [C.PERI_STATE_ROW] = "row", [
 M.pointer = ptr
 --- A handle of a peri_tbe * (taken) that no scope releases.
 M.lasting = wrap_lasting
+M.wrap, M.ptr = wrap, ptr
 
 function M.geometry_of(tbe, name) return geometries[check(C.peri_tbe_state_geometry(tbe, name))] end
 function methods:state_geometry(name) return M.geometry_of(ptr(self), name) end

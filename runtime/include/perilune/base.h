@@ -10,6 +10,8 @@
  * keeps a reference of its own), *taken* (the callee becomes the owner).
  *
  * Files of docs/ and kernels/ that comments name (formulas, mostly) are in share/doc/perilune of an installation.
+ *
+ * Threads: any thread may call any function, unless its header or comment says otherwise. The error record is the calling thread's.
  */
 #ifndef PERILUNE_BASE_H
 #define PERILUNE_BASE_H

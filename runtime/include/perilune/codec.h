@@ -7,6 +7,8 @@
  * travels padded, so splits of any size work, in both directions. A context is a codec on one message: it knows the splits, and how many
  * elements of the wire's dtype each of them takes. All functions are local and queue on the current stream; nothing here is recorded on the
  * tape.
+ *
+ * Threads: a codec is any number of threads'; a context one thread's at a time.
  */
 #ifndef PERILUNE_CODEC_H
 #define PERILUNE_CODEC_H

@@ -6,6 +6,8 @@
  * streams is ordered by *events* only. "cpu" runs everything at once; "opaque" (a test device) runs it as late as it can, in any
  * order that no event forbids, on memory that the host cannot touch. Every thread has a current stream per device, on which all
  * tensor operations queue; it starts as the device's default stream.
+ *
+ * Threads: devices are any thread's, and so is queueing on a stream. An event is recorded by one thread at a time.
  */
 #ifndef PERILUNE_DEVICE_H
 #define PERILUNE_DEVICE_H

@@ -141,6 +141,10 @@ typedef struct peri_tbe_config {
     int32_t output_dtype; /* of peri_tbe_lookup: PERI_F32, PERI_F16, PERI_BF16 */
     bool mapped; /* without caches: rows, and states that have rows, lie in the host's memory, where the device's kernels reach them
                     (TorchRec's fused_uvm). PERI_EUNSUPPORTED on devices that do not. Where the device's memory is the host's: as without */
+    peri_tensor *weights; /* the rows of all tables, which lie there already: of `dtype` (rows of bytes: u8), contiguous, on `device`; each
+                             table begins at a multiple of 16 elements, behind the table before it. Retained; `init` is not looked at. For
+                             tables in memory of the caller's (peri_host_tensor), in a file that is mapped, or shared between processes.
+                             NULL: peri_tbe_new allocates and initialises them */
 } peri_tbe_config;
 
 /** FBGEMM's defaults of an optimizer, in @out, whose `size` is set:
@@ -154,6 +158,9 @@ PERI_API const char *peri_tbe_optimizer_name(int32_t kind);
 /** Allocate and initialise the tables. @out new. */
 PERI_API peri_status peri_tbe_new(const peri_tbe_config *config, peri_tbe **out);
 
+/** What table @table of @tbe is: @out, whose `size` is set, gets the configuration that it was made with; 0 has become what it stands for.
+ *  Its name is borrowed from @tbe. */
+PERI_API peri_status peri_tbe_table(const peri_tbe *tbe, int64_t table, peri_table_config *out);
 /** Bytes of weights, of what optimizers keep for them, and of caches, by where they lie. */
 typedef struct peri_tbe_bytes {
     int64_t device; /* in the memory of the tables' device */

@@ -13,6 +13,8 @@
  * between the two is differentiated meanwhile. The gradient that arrives at the input is divided by W, unless the division is off.
  *
  * A group of one rank exchanges nothing: the result is the input, without codec and without division.
+ *
+ * Threads: works and groups of one world are one thread's at a time, as comm.h says.
  */
 #ifndef PERILUNE_EXCHANGE_H
 #define PERILUNE_EXCHANGE_H

@@ -6,7 +6,9 @@
  * What the library does to a process, unasked: it starts worker threads (peri_threads() - 1 of them, at the first operation that is large
  * enough; they are called "perilune" and take no signals) and reads its environment (PERI_*). It installs no signal handler, leaves locale,
  * rounding and the masks of the caller's threads as they are, prints log lines of PERI_LOG_WARN and worse unless peri_host_log_set says
- * otherwise, and neither exits nor aborts. The shared library stays loaded after dlclose.
+ * otherwise, and neither exits nor aborts. The shared library stays loaded after dlclose, and so does, from the first device on, a shared
+ * object that holds libperilune.a (link that with -Wl,--exclude-libs,libperilune.a, so that two of them do not take each other's
+ * functions).
  *
  * fork: a child may go on with tables, tensors and everything else in memory; it starts workers of its own. What needs threads or
  * connections of its parent (tables in files, groups of several ranks) refuses in a child on its first call (PERI_EUNSUPPORTED). Fork while
@@ -16,6 +18,8 @@
 #define PERILUNE_HOST_H
 
 #include <perilune/base.h>
+#include <perilune/lua.h>
+#include <perilune/tensor.h>
 
 /**
  * Make all heap memory of the runtime come from the host's functions, which behave like malloc, realloc and free and may be called from
@@ -34,6 +38,16 @@ PERI_API void peri_host_log_set(void (*log)(void *ctx, int32_t level, const char
 /** Look for plugins in the folders @path (copied; each begins with /, between them ':'; NULL: none) before those of PERI_PLUGIN_PATH.
  *  PERI_EINVAL for other folders. Local. Plugins that are loaded stay. */
 PERI_API peri_status peri_host_plugin_path_set(const char *path);
+
+/**
+ * A contiguous tensor over memory of the program's own (heap, mmap, huge pages, shared between processes): nothing is copied, whoever
+ * writes to @data writes to the tensor. @release (or NULL) gets @ctx and @data when the last tensor that lies in it, views and what the
+ * tape keeps included, is gone: once, on the thread that gave it up, which may be one of the library's; it may not call the library,
+ * throw or jump. @device: cpu; PERI_EUNSUPPORTED for others. @data: aligned as elements are. On failure @release is not called. @out new.
+ * With it, peri_tbe_config.weights puts tables into such memory.
+ */
+PERI_API peri_status peri_host_tensor(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, void *data,
+                                      void (*release)(void *ctx, void *data), void *ctx, peri_tensor **out);
 
 /** Say that a part of the program uses the library from now on. Counted; any thread; programs that never shut it down need not call it. */
 PERI_API peri_status peri_host_init(void);

@@ -6,6 +6,8 @@
  * Everything here works on host memory, serially, and is local: no function communicates. A batch on the host becomes tensors and a
  * KeyedJaggedTensor by Lua's perilune.data. Distributed reading needs no communication either: every rank takes its own rows of each
  * *global* batch of G rows, rows [G*rank/world, G*(rank+1)/world) of it, so that what is trained does not depend on the number of ranks.
+ *
+ * Threads: a reader, a batch and a feed are one thread's at a time; a feed has a thread of its own beside it.
  */
 #ifndef PERILUNE_IO_H
 #define PERILUNE_IO_H

@@ -5,6 +5,8 @@
  * Inputs are f32 or f64, all of one dtype and device, with any strides; results are new contiguous tensors. Every operation is local,
  * queues on the current stream, is recorded on the gradient tape when an input requires grad, and leaves outputs untouched on failure.
  * Dimensions count from 0, negative ones from the end. Results do not depend on the number of threads.
+ *
+ * Threads: any; operands as tensor.h says.
  */
 #ifndef PERILUNE_OPS_H
 #define PERILUNE_OPS_H

@@ -26,5 +26,6 @@
 #include <perilune/checkpoint.h>
 #include <perilune/io.h>
 #include <perilune/model.h>
+#include <perilune/lua.h>
 
 #endif

@@ -2,6 +2,8 @@
  *
  * perilune/precision.h: how exact products are, by PyTorch's names: TF32 for products of f32, and regions in which products run in 16-bit
  * floats (autocast).
+ *
+ * Threads: each setting says whether it is the process's or the calling thread's.
  */
 #ifndef PERILUNE_PRECISION_H
 #define PERILUNE_PRECISION_H

@@ -3,6 +3,8 @@
  * perilune/quantize.h: matrices whose rows are stored in 8, 4 or 2 bits a number, each row with a scale and a bias of its own: FBGEMM's
  * byte layouts. Functions are local, do not communicate, return tensors that are *new*, borrow their arguments, and leave outputs
  * untouched on failure. They have no gradient.
+ *
+ * Threads: any; operands as tensor.h says.
  */
 #ifndef PERILUNE_QUANTIZE_H
 #define PERILUNE_QUANTIZE_H

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * perilune/retrieval.h: exact search for the items whose rows have the largest products with a query: the last step of two-tower models.
+ *
+ * Threads: any; operands as tensor.h says.
  */
 #ifndef PERILUNE_RETRIEVAL_H
 #define PERILUNE_RETRIEVAL_H

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * perilune/shard.h: sharding types as geometry, and sharded embedding modules.
+ *
+ * Threads: a sharded module, and the group that it is over, are one thread's at a time.
  */
 #ifndef PERILUNE_SHARD_H
 #define PERILUNE_SHARD_H

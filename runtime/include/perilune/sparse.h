@@ -6,6 +6,8 @@
  * indices are checked wherever a wrong one would lead out of bounds; on devices that the host cannot access this, like sizes that
  * depend on data, costs a wait. Functions are local, do not communicate, return tensors that are *new*, borrow their arguments, and
  * leave outputs untouched on failure. Results do not depend on the number of threads.
+ *
+ * Threads: any; operands as tensor.h says.
  */
 #ifndef PERILUNE_SPARSE_H
 #define PERILUNE_SPARSE_H

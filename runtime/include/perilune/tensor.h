@@ -5,6 +5,10 @@
  * A tensor is a counted handle. Views share storage. Operations queue on the current stream of the tensor's device and return at
  * once; only peri_tensor_read waits. Sizes and strides count elements. Unless a comment says otherwise a function is local, does not
  * communicate, returns tensors that are *new*, and borrows its arguments; on failure outputs are untouched.
+ *
+ * Threads: counting references is any thread's. Any number of threads may read a tensor at once; who changes one in place (fill, write,
+ * copy, a gradient, an optimizer) does so while nobody else uses its memory. Recording is switched for each thread; one backward pass,
+ * and the tape that it walks, is one thread's at a time.
  */
 #ifndef PERILUNE_TENSOR_H
 #define PERILUNE_TENSOR_H

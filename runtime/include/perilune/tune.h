@@ -5,6 +5,8 @@
  *
  * A choice comes from, in this order: PERI_TUNE (or peri_tune_set); the file of this kind of processor in the user's cache folder; a
  * short measurement, at the first use of what is large enough to care, which is then kept in the file; the default.
+ *
+ * Threads: any.
  */
 #ifndef PERILUNE_TUNE_H
 #define PERILUNE_TUNE_H
