@@ -86,14 +86,11 @@ describe("traffic", function()
       if kind == "data_parallel" then replicated = replicated + option.rows * option.dim * 4 else
         for k, shard in ipairs(option:shards()) do
           local q = ranks == true and k - 1 or ranks[k]
-          local split = kind == "row_wise" and W or kind == "table_row_wise" and L or 1
           for r = 0, W - 1 do
-            add("ids", r, q, B * length / split * 8)
+            add("ids", r, q, B * length * shard.rows / option.rows * 4 + B * 4) -- and lengths
             if kind ~= "table_row_wise" then add("rows", q, r, B * shard.cols * 2)
-            else
-              add("rows", q, r, B / L * shard.cols * 2) -- sums of the group, of this rank's share of the samples
-              if math.floor(r / L) == math.floor(q / L) then add("rows", q, r, W * B / L * shard.cols * 2) end -- parts of sums
-            end
+            elseif math.floor(r / L) == math.floor(q / L) then add("rows", q, r, W * B / L * shard.cols * 2) -- parts of sums
+            else add("rows", q, r, B / L * shard.cols * 2) end -- sums of the host, of this rank's share of the samples
           end
         end
       end
@@ -109,7 +106,7 @@ describe("traffic", function()
         end
         local links = got.links[what]
         local function close(a, b) assert.is_true(math.abs(a - b) <= 1e-9 * math.max(b, 1e-9), ("%s %d: %g %g"):format(what, r, a, b)) end
-        if what == "ids" then close(links[1].ms[r] * topology.intra_host_bw, math.max(near[1], near[2])) end
+        close(links[1].ms[r] * topology.intra_host_bw, math.max(near[1], near[2]))
         assert.equal(0.5, links.latency)
       end
       for r = 0, W - 1 do

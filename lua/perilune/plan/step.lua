@@ -22,7 +22,7 @@ local enumerators = require "perilune.plan.enumerators"
 
 local M = {}
 
-local WIRE = 4    -- bytes of a number on the wire, of an id (shards have fewer than 2^31 rows), of a length
+local WIRE = 4    -- bytes of an id on the wire (shards have fewer than 2^31 rows), of a length
 local NUMBER = 4  -- bytes of what is pooled
 local LINE = 64   -- bytes that come from memory at once
 local USUAL_SHARE = embed.CacheParams({}).load_factor -- of a cache that nobody said anything about
@@ -136,7 +136,7 @@ local function count(option, run, topology)
     local share = option.rows > 0 and run.rows / option.rows or 0
     c.id = ids * W * share
     c.bag = option.is_pooled and bags * W or c.id
-    local out = c.bag * run.cols * WIRE / W -- for each rank
+    local out = c.bag * run.cols * data_bytes[option.output_dtype or "FP32"] / W -- for each rank
     local by_host = option.is_pooled and (kind == "table_row_wise" or kind == "grid_shard") and W > L
     if by_host then -- sums within the host, then one of them for every sample crosses
       c.near_out, c.far_out = out * W * (G - 1) / G, out * (W - L) / G
@@ -180,7 +180,8 @@ local function empty()
   return c
 end
 
---- Counts of a placement: a list from rank 0 on.
+--- Counts of a placement: a list from rank 0 on, each with the fields that `count` tells. What travels in a step is counted here only;
+--- schedules are simulated with it, too (pipeline/traffic.lua).
 local function by_rank(proposal, placement, topology)
   partitioners.check_placement("plan.step.by_rank", proposal, placement, topology.world_size)
   local ranks = {}
