@@ -1,9 +1,9 @@
--- traffic.lua: what a plan makes ranks do in a step: milliseconds of lookups and updates, and of the links, by the exchanges of ids, of rows,
--- of their gradients, and of what is replicated, within hosts and between them.
+-- traffic.lua: what a plan makes ranks do in a step: milliseconds of lookups and updates, and of the links, by the exchanges of ids, of
+-- rows, of their gradients, and of what is replicated, within hosts and between them.
 --
--- Bytes are those of plan/step.lua: each rank sends its ids and lengths to those that have the rows, and gets what they make of them; sums of
--- table_row_wise and grid_shard within hosts, then one of them to every sample of other hosts. Gradients go the same ways back. Replicas, and
--- the dense part, are reduced within hosts, then between them.
+-- Bytes are those of plan/step.lua: each rank sends its ids and lengths to those that have the rows, and gets what they make of them; sums
+-- of table_row_wise and grid_shard within hosts, then one of them to every sample of other hosts. Gradients go the same ways back.
+-- Replicas, and the dense part, are reduced within hosts, then between them.
 local ffi = require "ffi"
 local util = require "perilune.util"
 local partitioners = require "perilune.plan.partitioners"
@@ -14,9 +14,9 @@ local M = {}
 
 local GRADIENT_BYTES = 4 -- of replicated parameters
 
---- The milliseconds that an exchange takes each rank on its two links, the slower direction of each. near, far: bytes by rank from 1 on that
---- it exchanges one way with the others of its host and with all other ranks, as much with each; they go the other way to as many. The link
---- between hosts is all ranks' of a host together (plan/links.lua): it takes as long as all that they send, or get, at their rates together.
+--- The milliseconds that an exchange takes each rank on its two links, the slower direction of each. near, far: bytes by rank from 1 on
+--- that it exchanges one way with the others of its host and with all other ranks, as much with each. The link between hosts is all ranks'
+--- of a host together (plan/links.lua): it takes as long as all that they send, or get, at their rates together.
 local function links_of(near, far, topology)
   local W, L = topology.world_size, topology.local_world_size
   local ms, out, into = ffi.new("double[?]", W), ffi.new("double[?]", W), ffi.new("double[?]", W)
