@@ -6,6 +6,7 @@
 #                        DEVICE=cuda: on the machine's GPUs, a rank each (builds the plugin with nvcc: minutes)
 #   make test            set up, build, run every test
 #   make fuzz            every fuzzer for SECONDS=60, with other inputs each time   SECONDS= SEED= ONLY=
+#   make check-kills     kills saving processes KILLS=200 times of each kind, in chains of increments too (half an hour)
 #   make bench           all benchmarks: bench-step bench-comm bench-embed bench-tiers bench-sparse bench-data bench-dense
 #                        bench-routes bench-shard bench-collision bench-pipeline bench-plan bench-checkpoint bench-serve
 #                        bench-retrieval  ARGS= PYTHON=
@@ -161,7 +162,7 @@ SERVE_OBJ := $(patsubst %.c,$B/obj/%.o,$(filter-out runtime/serve/main.c $(if $(
 CDEF := $B/lua/perilune/cdef.lua
 LUA_SO := $(if $(LAUNCHER),$B/libperilune_lua.so)
 
-.PHONY: all contract help probe config needed setup test check check-c check-lua parity reference pictures check-mpi check-net check-cuda check-cuda-san check-cuda-short gpu-check gpu-check-run fuzz demo demo-run lint install uninstall clean distclean \
+.PHONY: all contract help probe config needed setup test check check-c check-lua parity reference pictures check-mpi check-net check-kills check-cuda check-cuda-san check-cuda-short gpu-check gpu-check-run fuzz demo demo-run lint install uninstall clean distclean \
 	bench bench-step bench-comm bench-embed bench-tiers bench-sparse bench-data bench-dense bench-routes bench-shard bench-collision bench-net \
 	bench-pipeline bench-plan bench-checkpoint bench-serve bench-retrieval
 .DELETE_ON_ERROR:
@@ -483,6 +484,10 @@ check-mpi: all $(CUDA_HOST) $(NCCL_HOST)
 # Every spec that runs under mpirun -n 4, on pretended machines; `check` runs a short list of them there.
 check-net: all
 	@$(RUN_TESTS) --parts=all-net
+# Processes that save are killed at random moments, one rank or all: full checkpoints, increments, behind the training, compacting.
+check-kills: all
+	@for spec in chain_kill kill; do PERI_BUILD=$B PERI_TEST_KILLS=$(or $(KILLS),200) luajit tests/harness/busted_main.lua \
+	  --output=tests/harness/busted_report.lua --seed=$(or $(SEED),1) spec/checkpoint/$${spec}_spec.lua || exit 1; done
 # The pictures of the documents, docs/pictures: ONLY=pattern makes those whose names it matches.
 pictures: all
 	@$(if $(LAUNCHER),luajit tests/pictures/make.lua --perilune=$(LAUNCHER) --only='$(ONLY)',echo 'pictures: they need the launcher: make setup' >&2; exit 1)

@@ -159,7 +159,12 @@ peri_status peri_checkpoint_verify(peri_checkpoint *c, int64_t index, int64_t pi
     XXH3_64bits_reset(hash);
     const bool list = peri__lists_rows(peri__entry_name(&c->m, e)) && e->dtype == PERI_I64;
     verifying v = {.hash = hash, .list = list, .ordered = true, .before = -1};
-    peri_status status = each_block(c, p, 0, p->bytes, READ_BLOCK, NULL, verify_block, &v);
+    peri_status status = PERI_OK;
+    if (p->bytes > HASHED) status = each_block(c, p, 0, p->bytes, READ_BLOCK, NULL, verify_block, &v);
+    else if ((status = need_buffer(c, HASHED)) >= 0) { /* small ones are many, and next to each other */
+        status = get(c, p, PERI_U8, c->tools->buffer, p->bytes, 0);
+        if (status >= 0) status = verify_block(&v, c->tools->buffer, p->bytes, 0);
+    }
     if (status >= 0 && p->checked && XXH3_64bits_digest(hash) != p->checksum) status = damaged(c, e, p);
     if (status >= 0 && !v.ordered)
         status = peri__fail(PERI_EFORMAT, "checkpoint '%.200s': list of rows '%.150s' is in disorder", c->folder,

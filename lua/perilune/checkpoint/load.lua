@@ -3,6 +3,7 @@
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local signature = require "perilune.signature"
+local listing_once = require("perilune.nn.keyed").listing_once
 local all_or_none = require("perilune.nn.ranks").all_or_none
 local parts_of = require "perilune.checkpoint.parts"
 local resize = require "perilune.checkpoint.resize"
@@ -222,8 +223,7 @@ local arguments = {
   group = util.optional,   -- the ranks that load together; default: the world, if one was joined
 }
 
---- Load from an open checkpoint. quiet: a load in part says nothing; patch (or nil): see dicts_of.
-local function load_from(c, func, given, a, group, met, quiet, patch)
+local function load_parts(c, func, given, a, group, met, quiet, patch)
   local parts, dicts, partial, saved, said, kept
   together(group, func, met, function()
     local list
@@ -258,6 +258,9 @@ local function load_from(c, func, given, a, group, met, quiet, patch)
   if a.increments then together(group, func, met, function() require("perilune.checkpoint.save").mark(parts, c:digest(), kept) end) end
   return saved.values
 end
+
+--- Load from an open checkpoint. quiet: a load in part says nothing; patch (or nil): see dicts_of.
+local function load_from(...) return listing_once(load_parts, ...) end
 
 --- The options of a load, checked.
 local function options_of(func, options)

@@ -108,6 +108,10 @@ local function checksum(t)
   return sum_out[0]
 end
 
+-- Why a state of a parameter that is only known by its number may differ between ranks.
+local UNNAMED = "the parameters of this optimizer have no names, so its states are saved as those of parameters that all ranks have alike; one "
+  .. "that trains pieces of tables (compute_kernel dense), of which each rank has its own, is made of model:named_parameters()"
+
 --- Who writes what: key -> rank (from 1). Ranks with the same piece share the work by bytes; a replica that is not checked is the first
 --- rank's. Raises where replicas that must be equal are not.
 local function owners(all)
@@ -120,8 +124,8 @@ local function owners(all)
         f = { sum = x.sum, rank = r, ranks = {}, bytes = x.bytes, replica = x.replica, name = x.name }
         first[x.key], first[#first + 1] = f, x.key
       elseif x.sum and x.sum ~= f.sum then
-        P.fail(("tensor '%s' differs between rank %d and rank %d: what all ranks train alike has drifted apart"):format(x.name, f.rank - 1,
-          r - 1))
+        P.fail(("tensor '%s' differs between rank %d and rank %d: %s"):format(x.name, f.rank - 1, r - 1,
+          x.name:find "^[^/]*/state/%d+/" and UNNAMED or "what all ranks train alike has drifted apart"))
       end
       f.ranks[#f.ranks + 1] = r
     end

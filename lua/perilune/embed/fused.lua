@@ -40,7 +40,8 @@ function FusedOptimizer:set_momentum()
 end
 
 --- States by the names of TorchRec, "embedding_bags.t.weight.momentum1", under the keys "t.momentum1"; and "t.step", the number of updates.
-function FusedOptimizer:named_state()
+function FusedOptimizer:named_state() return keyed.once(self, self._list_state) end
+function FusedOptimizer:_list_state()
   local list = {}
   local function add(parameter, table_name, key, tensor)
     list[#list + 1] = { name = parameter .. "." .. key, tensor = tensor, parameter = parameter, key = table_name .. "." .. key }

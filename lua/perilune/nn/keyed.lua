@@ -122,6 +122,36 @@ function KeyedOptimizer:set_momentum(value)
   for _, group in ipairs(self.param_groups) do group.momentum = value end
 end
 
+-- -- listed once ---------------------------------------------------------------------------------------------------------------------
+
+-- Checking and loading a state dict ask for the states again and again, and of 100,000 tables listing them takes a while. While something is
+-- loaded, named_state of fused optimizers lists them once.
+local listed = setmetatable({}, { __mode = "k" }) -- by coroutine: ranks of `sim` load beside each other
+local MAIN = {}
+
+local function here() return coroutine.running() or MAIN end
+
+local function loaded(before, ok, ...)
+  listed[here()] = before
+  if not ok then error((...), 0) end
+  return ...
+end
+
+--- Return f(...); meanwhile M.once(optimizer, list) lists what an optimizer has once.
+function M.listing_once(f, ...)
+  local before = listed[here()]
+  listed[here()] = before or {}
+  return loaded(before, xpcall(f, P.locate, ...))
+end
+
+--- list(optimizer), or what it returned before.
+function M.once(optimizer, list)
+  local known = listed[here()]
+  if not known then return list(optimizer) end
+  known[optimizer] = known[optimizer] or list(optimizer)
+  return known[optimizer]
+end
+
 -- -- dictionaries --------------------------------------------------------------------------------------------------------------------
 
 --- The parameter that an entry of named_state belongs to, and its key there.
@@ -207,7 +237,8 @@ end
 --- Restore a state_dict. All parameters and keys must be there, and no others; tensors are whole, or pieces of the same plan. The numbers
 --- of param_groups are found by the parameters' names. What does not fit is one error that lists it all, and nothing is changed; collective
 --- over state_groups: on no rank then.
-function KeyedOptimizer:load_state_dict(dict)
+function KeyedOptimizer:load_state_dict(dict) return M.listing_once(self._load_state_dict, self, dict) end
+function KeyedOptimizer:_load_state_dict(dict)
   local func = self.class_name .. ":load_state_dict"
   local ok, flat, found = pcall(check_dict, self, func, dict)
   all_or_none(self:state_groups(), func, not ok and flat or nil)
