@@ -109,8 +109,8 @@ local function checksum(t)
 end
 
 -- Why a state of a parameter that is only known by its number may differ between ranks.
-local UNNAMED = "the parameters of this optimizer have no names, so its states are saved as those of parameters that all ranks have alike; one "
-  .. "that trains pieces of tables (compute_kernel dense), of which each rank has its own, is made of model:named_parameters()"
+local UNNAMED = "the parameters of this optimizer have no names, so its states are saved as those of parameters that all ranks have "
+  .. "alike; one that trains pieces of tables (compute_kernel dense), of which each rank has its own, is made of model:named_parameters()"
 
 --- Who writes what: key -> rank (from 1). Ranks with the same piece share the work by bytes; a replica that is not checked is the first
 --- rank's. Raises where replicas that must be equal are not.

@@ -124,8 +124,8 @@ end
 
 -- -- listed once ---------------------------------------------------------------------------------------------------------------------
 
--- Checking and loading a state dict ask for the states again and again, and of 100,000 tables listing them takes a while. While something is
--- loaded, named_state of fused optimizers lists them once.
+-- Checking and loading a state dict ask for the states again and again, and of 100,000 tables listing them takes a while. While something
+-- is loaded, named_state of fused optimizers lists them once.
 local listed = setmetatable({}, { __mode = "k" }) -- by coroutine: ranks of `sim` load beside each other
 local MAIN = {}
 
