@@ -182,7 +182,7 @@ describe("arguments", function()
       { a2a_pooled_embs_tensor = t, batch_size_per_rank = { 2 }, dim_sum_per_rank = { 3 }, codecs = { forward = 3 } })
     refuses("requests %[1%] is true, wanted an awaitable, or what", peri.dist.FusedKJTListSplitsAwaitable, { true })
     refuses("RowsAwaitable:init: parts %[1%] has 1 = 4", peri.dist.jagged.RowsAwaitable, world, { { 4, { 1 } } }, print)
-    refuses("files.agree: group is a table, wanted a group of ranks", peri.shard.files.agree, {}, "f", {})
+    refuses("files.agree: group is a table, wanted a group of ranks", peri.shard._files.agree, {}, "f", {})
     refuses("EmbeddingBagCollectionSharder:shard: module has embedding_bag_configs = nil, wanted a function",
       peri.shard.EmbeddingBagCollectionSharder().shard, peri.shard.EmbeddingBagCollectionSharder(), {}, {}, {})
     refuses("Loader:init: source has count = nil, wanted a function", peri.data.Loader, "f", {}, {})

@@ -172,12 +172,12 @@ local function make_sharded(a, collections, env, made)
     end
     made[i] = sharded
   end
-  local in_files = shard.files.of(made)
+  local in_files = shard._files.of(made)
   if #in_files == 0 then return end
   local ok, err = pcall(function()
     for i, c in ipairs(collections) do made[i]:try_copy_from(c.module) end
   end)
-  shard.files.agree(env.pg, "DistributedModelParallel", in_files, not ok and err or nil)
+  shard._files.agree(env.pg, "DistributedModelParallel", in_files, not ok and err or nil)
 end
 
 --- Put `sharded` in the place of a collection; returns the model, which may be that place.
@@ -482,8 +482,8 @@ end
 
 --- Write the changed rows of all tables in files: one event for the model, after which all files on all ranks carry one number. Collective.
 function DistributedModelParallel:flush()
-  local in_files = shard.files.of(self.sharded)
-  if #in_files > 0 then shard.files.flush(self.group, "DistributedModelParallel:flush", in_files) end
+  local in_files = shard._files.of(self.sharded)
+  if #in_files > 0 then shard._files.flush(self.group, "DistributedModelParallel:flush", in_files) end
 end
 
 --- The model within its wrapper: what a DistributedModelParallel was made of; any other module itself.

@@ -53,7 +53,7 @@ function M.request_stop()
 end
 
 --- What a rank says in a vote: the number of the reason for which it was asked, or 0, and the milliseconds since.
-function M.says()
+function M._says()
   local s = state.stop
   if not s then return 0, 0 end
   local reason, since
@@ -64,7 +64,7 @@ function M.says()
 end
 
 --- The ranks have agreed to stop.
-function M.agree(reason, milliseconds)
+function M._agree(reason, milliseconds)
   util.number("stop.agree", "reason", reason)
   util.number("stop.agree", "milliseconds", milliseconds)
   local s = state.stop
@@ -82,7 +82,7 @@ function M.stopped()
 end
 
 --- Call the functions, once. Between steps, on all ranks together.
-function M.call()
+function M._call()
   local s = state.stop
   if not s or not s.reason or s.told then return end
   s.told = true
@@ -111,14 +111,14 @@ function M.stopping()
     local vote = s.vote
     if vote then
       local result = vote:wait()
-      if result:item(0) > 0 then M.agree(result:item(0), result:item(1)) end
+      if result:item(0) > 0 then M._agree(result:item(0), result:item(1)) end
     end
-    s.vote = not s.reason and group:all_reduce(Tensor.tensor({ M.says() }, "i64", "cpu"), "max")
+    s.vote = not s.reason and group:all_reduce(Tensor.tensor({ M._says() }, "i64", "cpu"), "max")
   elseif not s.reason then
-    local reason, since = M.says()
-    if reason > 0 then M.agree(reason, since) end
+    local reason, since = M._says()
+    if reason > 0 then M._agree(reason, since) end
   end
-  M.call()
+  M._call()
   return M.stopped()
 end
 

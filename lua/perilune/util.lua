@@ -330,7 +330,8 @@ function M.unknown(what, name, tables, noun)
   local best, least, most = nil, math.huge, math.max(1, math.floor(#name / 4))
   for _, t in ipairs(tables) do
     for key in pairs(t) do
-      local near = type(key) == "string" and math.abs(#key - #name) <= most -- each letter more or less is a step
+      local open = type(key) == "string" and (key:sub(1, 1) ~= "_" or name:sub(1, 1) == "_") -- nobody means a name of the library's own
+      local near = open and math.abs(#key - #name) <= most -- each letter more or less is a step
       local d = near and distance(name:lower(), key:lower())
       if d and d <= most then
         d = d + distance(name, key) / 1000 -- capitals decide between equals

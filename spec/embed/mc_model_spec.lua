@@ -19,7 +19,7 @@ describe("100,000 random operations", function()
           local seed = SEED * 1000 + c
           local r = collision.random(seed)
           local ok, why = pcall(worlds.play, r, worlds[make](r, device), device, math.ceil(OPERATIONS * share / 2 / cases))
-          if ok then why:map():release() end
+          if ok then why:_own_map():release() end
           if not ok then error(("seed %d, case %d: %s"):format(SEED, c, tostring(why)), 0) end
         end
       end)

@@ -158,7 +158,7 @@ for _, device in ipairs { "cpu", "opaque" } do
       local other = mch { device = device, zch_size = 40, buckets = 4, output_global_offset = 100,
         eviction_policy = embed.DistanceLFU_EvictionPolicy { decay_exponent = 0.5 } }
       assert.same({ missing_keys = {}, unexpected_keys = {} }, other:load_state_dict(module:state_dict()))
-      local copy = embed.copies.copy_to_device(module, device)
+      local copy = embed.copy_to_device(module, device)
       for _ = 1, 20 do
         local lists = collision.random_features(random, pool, 1, 30)
         local want = step(module, lists)

@@ -37,8 +37,8 @@ end
 describe("flushes over ranks:", function()
   setup(function() C.peri_log_level_set(C.PERI_LOG_ERROR) end)
   teardown(function() C.peri_log_level_set(C.PERI_LOG_WARN) end)
-  local agree = peri.shard.files.agree
-  after_each(function() peri.shard.files.agree = agree end)
+  local agree = peri.shard._files.agree
+  after_each(function() peri.shard._files.agree = agree end)
 
   --- Train some steps and flush; returns the files' bytes.
   local function flushed(world, folder, first, last)
@@ -106,7 +106,7 @@ describe("flushes over ranks:", function()
     flushes.release(model)
     world:barrier():wait()
     once(world, function() tier.remove(own(1) .. "/*") end)
-    peri.shard.files.agree = function() end -- a host in C that makes its modules alone
+    peri.shard._files.agree = function() end -- a host in C that makes its modules alone
     model = flushes.model(world, own)
     local ok, err = pcall(flushes.step, model, 3)
     flushes.release(model)

@@ -127,7 +127,7 @@ end
 function M.reload(w, module)
   local other = w.new()
   other:load_state_dict(module:state_dict())
-  module:map():release()
+  module:_own_map():release()
   w.model:forget_window()
   return other
 end

@@ -98,7 +98,7 @@ local function place_mch(module, segments, list)
 end
 
 local function place_hash(module, segments, list)
-  local description, left = { name = module:title(), rows = module.zch_size, buckets = #segments - 1, segments = segments,
+  local description, left = { name = module:_title(), rows = module.zch_size, buckets = #segments - 1, segments = segments,
     spread = module.spread, input_hash_size = module.input_hash_size, on_miss = module.on_miss == "row" and "row" or "drop",
     device = "cpu" }, 0
   module:_describe_map(description, {})
@@ -164,7 +164,7 @@ local function rows_from(module, list, segments, old_segments)
   for _, e in ipairs(list) do
     if e.to then from[e.to] = e.row end
   end
-  if module:reserved() > 0 then -- the last row of each bucket is shared by ids without a row
+  if module:_reserved() > 0 then -- the last row of each bucket is shared by ids without a row
     local buckets, before = #segments - 1, #old_segments - 1
     for b = 0, buckets - 1 do
       local twin = math.floor(b * before / buckets)

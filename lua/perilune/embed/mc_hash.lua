@@ -150,7 +150,7 @@ end
 
 --- The time that times to live are compared with from now on, in their unit (TorchRec: hours); -1, and at first: the number of steps.
 function HashZchManagedCollisionModule:set_time(now)
-  self:map():set_time(now)
+  self:_own_map():set_time(now)
   self._now = now -- of copies and shards too
 end
 
@@ -175,6 +175,6 @@ function HashZchManagedCollisionModule:_agreement()
 end
 
 --- No row is set aside, unless ids without a row share one.
-function HashZchManagedCollisionModule:reserved() return self.on_miss == "row" and self._buckets or 0 end
+function HashZchManagedCollisionModule:_reserved() return self.on_miss == "row" and self._buckets or 0 end
 
 return M

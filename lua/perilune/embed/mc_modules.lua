@@ -101,7 +101,7 @@ function ManagedCollisionModule:_new_map(args)
 end
 
 --- Its own map, made when it is first needed.
-function ManagedCollisionModule:map()
+function ManagedCollisionModule:_own_map()
   if not self._map then
     if self._device == "meta" then
       P.fail(self.class_name .. ": it is on device 'meta', a description without memory; shard it, or make it on a real device")
@@ -114,34 +114,34 @@ end
 
 --- The same, with what load_state_dict wrote.
 function ManagedCollisionModule:_settled_map()
-  self:map()
+  self:_own_map()
   self._state:settle()
   return self._map
 end
 
 --- What input_hash_func makes of ids (a tensor): as many ids.
-function ManagedCollisionModule:hashed(ids)
+function ManagedCollisionModule:_hashed(ids)
   local made = self.input_hash_func(ids, self.input_hash_size)
   local is_tensor = Tensor.is(made)
   if not is_tensor or made:dim() ~= 1 or made:size(1) ~= ids:size(1) or made:dtype() ~= "i64" and made:dtype() ~= "i32" then
-    P.fail(("%s: input_hash_func returned %s, wanted a tensor of %d ids (i64 or i32)"):format(self:title(),
+    P.fail(("%s: input_hash_func returned %s, wanted a tensor of %d ids (i64 or i32)"):format(self:_title(),
       is_tensor and Tensor._text(made) or signature.text(made), ids:size(1)))
   end
   return made
 end
 
 --- What messages call it.
-function ManagedCollisionModule:title()
+function ManagedCollisionModule:_title()
   return self.name and ("%s of table '%s'"):format(self.class_name, self.name) or self.class_name
 end
 
 --- Rows (i64, from output_global_offset on) of the raw ids of this table's features: a list of i64 tensors, and of results. In training
 --- mode that is a step: ids are counted, learned and forgotten.
 function ManagedCollisionModule:_remap_values(ids)
-  local map = self:map()
+  local map = self:_own_map()
   self._state:settle()
   for i = 1, #ids do
-    if self.input_hash_func then ids[i] = self:hashed(ids[i]) end
+    if self.input_hash_func then ids[i] = self:_hashed(ids[i]) end
   end
   local rows = self.asks and map:remap_scored(ids, self.training, self.eviction_policy, self.name or self.class_name)
     or map:remap(ids, self.training)
@@ -207,7 +207,7 @@ end
 
 --- Rows that got another id since the last call (i64, ascending); nil: none. Who calls it makes them start again.
 function ManagedCollisionModule:evict()
-  local rows = self:map():evicted()
+  local rows = self:_own_map():evicted()
   if not rows then return nil end
   return self.output_global_offset == 0 and rows or mc_state.shift(rows, self.output_global_offset)
 end
@@ -215,7 +215,7 @@ end
 --- Counts since the map was made, and shares: hit_rate, insert_rate, miss_rate of the ids, eviction_rate: evicted rows by inserted ids,
 --- occupancy of the rows. Waits for nothing but what was queued before.
 function ManagedCollisionModule:statistics()
-  local s = self:map():statistics()
+  local s = self:_own_map():statistics()
   local ids = math.max(s.ids, 1)
   s.hit_rate, s.insert_rate, s.miss_rate, s.collision_rate = s.hits / ids, s.inserted / ids, s.missed / ids, s.collisions / ids
   s.eviction_rate, s.occupancy = s.evicted / math.max(s.inserted, 1), s.occupied / math.max(s.rows, 1)
@@ -224,12 +224,12 @@ end
 
 --- Rows that no id has, and that one can have.
 function ManagedCollisionModule:open_slots()
-  local s = self:map():statistics()
-  return s.rows - self:reserved() - s.occupied
+  local s = self:_own_map():statistics()
+  return s.rows - self:_reserved() - s.occupied
 end
 
 function ManagedCollisionModule:own_state()
-  self:map()
+  self:_own_map()
   return self._state:entries()
 end
 
@@ -249,7 +249,7 @@ end
 function ManagedCollisionModule:took_state(map, path)
   if not self._moment then return end
   local any, prefix = false, path == "" and "" or path .. "."
-  for _, name in ipairs(self:map():state_names()) do any = any or rawget(map, prefix .. name) ~= nil end
+  for _, name in ipairs(self:_own_map():state_names()) do any = any or rawget(map, prefix .. name) ~= nil end
   self._moment:took(self._table, any, rawget(map, weight_name(self, path)))
 end
 
@@ -264,7 +264,7 @@ function ManagedCollisionModule:copy(device)
   self._state:settle()
   local map = {}
   for i, name in ipairs(self._map:state_names()) do map[name] = self._map:state(i):to(nil, device) end
-  copy:map():load(map, 0, self._buckets)
+  copy:_own_map():load(map, 0, self._buckets)
   return copy
 end
 
@@ -344,7 +344,7 @@ function MCHManagedCollisionModule:_agreement()
 end
 
 --- Rows that no id can have: the last one of each bucket.
-function MCHManagedCollisionModule:reserved() return self._buckets end
+function MCHManagedCollisionModule:_reserved() return self._buckets end
 
 -- For mc_hash.lua.
 M.arguments, M.setup, M.refuse = common, setup, refuse

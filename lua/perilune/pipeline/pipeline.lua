@@ -385,7 +385,7 @@ function Pipeline:progress(batches)
   self.again = self.supply.full -- the next that are together
   if self.following then self:set_schedule(self.following)
   elseif not self.again then
-    stop.call()
+    stop._call()
     return nil
   end
   return self:progress(batches)

@@ -153,7 +153,7 @@ local function votes_of(self, batch)
   local rank, failed = self.group:rank() + 1, self.error ~= nil
   local alone = self.lockstep or failed and not (self.empty and self.empty[1] ~= nil or not self.empty and self.make_empty)
   return { batch and 1 or 0, failed and rank or 0, self.stopping and 1 or 0, not batch and alone and 1 or 0, self.held and rank or 0,
-    not self.held and rank or 0, stop.says() }
+    not self.held and rank or 0, stop._says() }
 end
 
 --- Ask for the batch of `context`, and let the others know. Collective, if there are others.
@@ -165,11 +165,11 @@ function Supply:load(context)
     return
   end
   local asked, since = 0, 0
-  if P.state.stop then asked, since = stop.says() end
+  if P.state.stop then asked, since = stop._says() end
   if asked > 0 and self.group then self.stopping = true -- this batch is loaded yet: others load theirs of the same step
   elseif asked > 0 then
     self:stop()
-    stop.agree(asked, since)
+    stop._agree(asked, since)
   end
   local batch = next_batch(self)
   local ahead = batch and ahead_of(self.source)
@@ -191,7 +191,7 @@ local function settle(self, context)
   if result:item(2) > 0 then self.stopping, self.dry = true, true end
   if result:item(6) > 0 then
     self.stopping, self.dry = true, true
-    stop.agree(result:item(6), result:item(7))
+    stop._agree(result:item(6), result:item(7))
   end
   local held, goes_on = result:item(4), result:item(5)
   if held > 0 and goes_on > 0 then

@@ -18,7 +18,7 @@ for _, name in ipairs { "to_json", "from_json", "save_json", "load_json", "to_te
   M[name] = json[name]
 end
 
---- The planner's names and the files that have them: loaded when they are used.
+--- The planner's names and the files that have them: loaded when they are used. A part whose name begins with "_" is no public name itself.
 local planner = {
   Topology = "topology", ParameterStorage = "topology", ParameterConstraints = "constraints", ShardingOption = "options",
   EmbeddingEnumerator = "enumerators",
@@ -36,7 +36,9 @@ for _, name in ipairs { "StepEstimator", "StepModel" } do planner[name] = "step"
 local planner_files = { dense = "perilune.plan.dense", describe = "perilune.plan.describe",
   reasons = "perilune.plan.reasons", report = "perilune.plan.report",
   html = "perilune.plan.html", statistics = "perilune.plan.statistics" }
-for _, file in util.ordered(planner) do planner_files[file] = "perilune.plan." .. file end
+for name, file in util.ordered(planner) do
+  planner[name], planner_files["_" .. file] = "_" .. file, "perilune.plan." .. file
+end
 
 --- env as a plan's function gets it: a ShardingEnv; plain tables of its fields will do. See env.lua.
 function M.environment(env) return ShardingEnv.of(env) end

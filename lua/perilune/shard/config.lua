@@ -155,7 +155,7 @@ local function fill_tables(cfg, a, plan, env, optimizer, bounds, keep)
     c.sizes = sharding.sizes and array("int64_t[?]", sharding.sizes) or nil
     local cache, params
     if optimizer then cache, params = cache_of(a, t, sharding) end
-    if a.collisions then c.collision = keep(a.collisions:entry(t.name)) end
+    if a.collisions then c.collision = keep(a.collisions:_entry(t.name)) end
     c.cache = cache
     keep(cache)
     keep(params)

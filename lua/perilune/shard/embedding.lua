@@ -95,7 +95,7 @@ ShardedEmbeddingModule.codec_slots = {}
 --- Where the names of parameters begin.
 ShardedEmbeddingModule.parameter_prefix = "embeddings"
 --- The name of a table's weights in the unsharded module.
-function ShardedEmbeddingModule:parameter_name(name) return ("%s.%s.weight"):format(self.parameter_prefix, name) end
+function ShardedEmbeddingModule:_parameter_name(name) return ("%s.%s.weight"):format(self.parameter_prefix, name) end
 
 local arguments = {
   tables = util.required.list,              -- list of table configurations
@@ -160,7 +160,7 @@ function ShardedEmbeddingModule:_register_dense()
   self._dense = setmetatable({}, {}) -- "table:row:column" -> its parameter; a metatable: no place to look for parameters
   for _, s in ipairs(self:local_shards()) do
     if s.dense then
-      local name = self:parameter_name(s.table)
+      local name = self:_parameter_name(s.table)
       seen[name] = (seen[name] or -1) + 1
       if seen[name] > 0 then name = name .. "." .. seen[name] end
       local register = s.replica and self.register_parameter or self.own_parameter

@@ -26,7 +26,7 @@ M.ShardedEmbeddingBag = ShardedEmbeddingBag
 ShardedEmbeddingBag.codec_slots = {
   POOLED_EMBEDDINGS_ALL_TO_ALL = "all_to_all", POOLED_EMBEDDINGS_REDUCE_SCATTER = "reduce_scatter",
 }
-function ShardedEmbeddingBag:parameter_name() return "weight" end -- luacheck: ignore 212
+function ShardedEmbeddingBag:_parameter_name() return "weight" end -- luacheck: ignore 212
 
 --- The one table, and the one feature.
 local NAME, KEY = "weight", "input"

@@ -25,7 +25,7 @@ local faces = {
   ShardedTensor = sharded_tensor.ShardedTensor,
   gather_state_dict = state_dict.gather_state_dict, clone_state_dict = state_dict.clone_state_dict,
   registry = sharder.registry,
-  files = require "perilune.shard.files",
+  _files = require "perilune.shard.files",
 }
 for name, value in util.ordered(require "perilune.shard.quant") do faces[name] = value end
 for name, value in util.ordered(require "perilune.shard.mc_embedding") do faces[name] = value end

@@ -125,7 +125,7 @@ function Sharded:init(args)
 end
 
 --- peri_sharded_collision of a table; nil: it has none.
-function Sharded:entry(name)
+function Sharded:_entry(name)
   local x = self._tables[name]
   return x and x.c
 end
@@ -133,7 +133,7 @@ end
 local function copy_of(t) return Tensor.empty(t:shape(), t:dtype(), t:device()):copy(t) end
 
 --- The batch with ids as the modules' input_hash_func make them.
-function Sharded:hashed(features)
+function Sharded:_hashed(features)
   local batch, values = features, nil
   for _, t in ipairs(self._configs) do
     local module = self._tables[t.name].module
@@ -144,7 +144,7 @@ function Sharded:hashed(features)
         local k = keys[name]
         if k and edges[k + 1] > edges[k] then
           local part = values:slice(1, edges[k], edges[k + 1])
-          part:copy(module:hashed(copy_of(part)))
+          part:copy(module:_hashed(copy_of(part)))
         end
       end
     end
@@ -191,7 +191,7 @@ function Sharded:_give_scores()
 end
 
 --- Let the maps take what load_state_dict wrote. Before the next batch.
-function Sharded:settle()
+function Sharded:_settle_maps()
   for _, t in ipairs(self._configs) do
     local piece = self._tables[t.name].piece
     if piece then piece.state:settle() end
@@ -214,7 +214,7 @@ end
 
 --- Take the maps of another sharded collection of the same tables and plan.
 function Sharded:_copy_maps(other)
-  other:settle()
+  other:_settle_maps()
   for name, x in util.ordered(self._tables) do
     local from, states = other._tables[name].piece, {}
     x.now = other._tables[name].now
@@ -347,7 +347,7 @@ local function given_of(self, name, x, map, path)
 end
 
 function Sharded:try_state(map, path)
-  local copy = mc_state.try(self, map, path, self.settle)
+  local copy = mc_state.try(self, map, path, self._settle_maps)
   for name, x in util.ordered(copy and self._moment and self._tables or {}) do
     local maps, rows = given_of(self, name, x, map, path)
     if maps and x.piece then self._moment:try(name, copy._tables[name].piece.map, rows) end
@@ -405,7 +405,7 @@ end
 --- By table, rows over all ranks that an id could have. Collective.
 function Sharded:open_slots()
   local result = {}
-  for name, s in util.ordered(self:statistics()) do result[name] = s.rows - self._tables[name].module:reserved() - s.occupied end
+  for name, s in util.ordered(self:statistics()) do result[name] = s.rows - self._tables[name].module:_reserved() - s.occupied end
   return result
 end
 

@@ -49,7 +49,7 @@ local function moment_of(module, collisions)
   local shards = {}
   for _, s in ipairs(module:local_shards()) do shards[s.table] = s.rows > 0 and s or shards[s.table] end
   return Moment(module.class_name, util.map(module.tables, function(t)
-    return { name = t.name, weight = module:parameter_name(t.name), map = function() return collisions:_map_of(t.name) end,
+    return { name = t.name, weight = module:_parameter_name(t.name), map = function() return collisions:_map_of(t.name) end,
       buckets = function() return collisions:_buckets_of(t.name) end,
       file = function() return shards[t.name] and shards[t.name].file() end }
   end), module:in_files())
@@ -124,9 +124,9 @@ local function add_stages(Sharded, Base, class_name)
   --- Ids to the ranks that have their buckets. In training mode (train()) they are learned there, in evaluation they are not.
   function Sharded:input_dist(features)
     local maps = self._managed_collision_collection
-    maps:settle()
+    maps:_settle_maps()
     if self._moment.open then compare(self) end
-    local batch = self:_at_home(maps.hashed, maps, features)
+    local batch = self:_at_home(maps._hashed, maps, features)
     check(C.peri_sharded_train(self:_pointer(), self.training))
     maps:_tell_time(self:_pointer())
     local stage = Base.input_dist(self, batch)

@@ -37,7 +37,7 @@ end
 
 --- The batch as the modules' input_hash_func make it, its features in the order of `slots`; ids on the host, and where those of each end.
 local function taken(collection, slots, features)
-  local batch, order = collection:hashed(features), {}
+  local batch, order = collection:_hashed(features), {}
   local keys = util.index_of(batch:keys())
   for k, slot in ipairs(slots) do
     if not keys[slot.name] then
@@ -212,7 +212,7 @@ function M.remap(collection, features)
     agree(collection)
     collection._agreed = true
   end
-  collection:settle()
+  collection:_settle_maps()
   local slots = slots_of(collection)
   local batch, counts, place, ids
   together(collection, function()

@@ -95,7 +95,7 @@ end
 --- What a state_dict has of a sharded module: a list of { name =, tensor = }.
 function M.of(module)
   return util.map(module.tables, function(t)
-    return { name = module:parameter_name(t.name),
+    return { name = module:_parameter_name(t.name),
       tensor = state_of(module, t, "weight", "full", embed_config.data_types[t.data_type]) }
   end)
 end
@@ -115,7 +115,7 @@ function M._spread_parameters(module, parameters)
         local own = s.rank == module.group:rank() and parameters[M.place_of(t.name, s.row_offset, s.col_offset)]
         if own then pieces[#pieces + 1] = { tensor = own, metadata = metadata[i] } end
       end
-      list[#list + 1] = { name = module:parameter_name(t.name), size = sizes.full(t), shards_metadata = metadata, pieces = pieces,
+      list[#list + 1] = { name = module:_parameter_name(t.name), size = sizes.full(t), shards_metadata = metadata, pieces = pieces,
         group = module.group, device = module.device or nil, of = module }
     end
   end
@@ -149,7 +149,7 @@ function M.fused_optimizer(module)
     end
   end
   return FusedOptimizer {
-    parameter_name = function(name) return module:parameter_name(name) end, groups = groups,
+    parameter_name = function(name) return module:_parameter_name(name) end, groups = groups,
     states = function(name)
       return util.map(states[name], function(s)
         return { name = s.name, tensor = state_of(module, by_name[name], s.name, s.geometry, s.dtype) }
