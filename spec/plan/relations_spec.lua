@@ -88,6 +88,15 @@ describe("no plan breaks a relation", function()
     for r in pairs(set_of(at.t7)) do assert.is_true(r >= 4) end -- any order
   end)
 
+  it("of a table that is pinned where larger ones would fill the rank before it", function()
+    local full, only = { { name = "small", num_embeddings = 2e5, embedding_dim = 64 } }, {}
+    for i = 1, W - 1 do full[i + 1] = { name = "large" .. i, num_embeddings = 1e6, embedding_dim = 64 } end
+    for _, t in ipairs(full) do only[t.name] = { sharding_types = { "table_wise" }, compute_kernels = { "fused" } } end
+    local planner = planner_of { relations = { plan.pin("small", 0) }, constraints = only, cap = 290 * 2 ^ 20, batch_size = 16,
+      storage_reservation = plan.FixedPercentageStorageReservation { percentage = 0 } }
+    assert.same({ [0] = true }, set_of(ranks_of(planner:plan(model_of(full)), full).small))
+  end)
+
   it("of bytes on a host", function()
     local relation = plan.at_most_bytes(700 * 2 ^ 20, { "t*" }, "host")
     local planner = planner_of { relations = { relation } }

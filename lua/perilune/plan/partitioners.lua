@@ -159,11 +159,12 @@ function GreedyPerfPartitioner:init(args)
   self.sort_by, self.balance_modules = a.sort_by, a.balance_modules
 end
 
---- Positions in the proposal of what does not go to all ranks, in the order of placement.
+--- Positions in the proposal of what does not go to all ranks, in the order of placement. rules: of relations (relations.lua); nil, false:
+--- there are none.
 function GreedyPerfPartitioner:order(proposal, rules)
   local positions, of_module, pinned = {}, {}, {}
   for i, option in ipairs(proposal) do
-    pinned[i] = rules ~= nil and rules:pinned(option)
+    pinned[i] = rules and rules:pinned(option) or false
     of_module[option.path] = (of_module[option.path] or 0) + 1
     if option.partition_by ~= "uniform" then positions[#positions + 1] = i end
   end
@@ -341,7 +342,7 @@ function MemoryBalancedPartitioner:partition(proposal, topology)
 end
 
 local partition = { partition = "proposal: proposal, topology: Topology, most: count?" }
-kinds.methods(GreedyPerfPartitioner, { partition = partition.partition, order = "proposal: proposal" })
+kinds.methods(GreedyPerfPartitioner, { partition = partition.partition, order = "proposal: proposal, rules: any" })
 kinds.methods(UniformPartitioner, partition)
 kinds.methods(MemoryBalancedPartitioner, partition)
 kinds.methods(NoopPerfModel, { rate = "proposal: proposal, placement: table" })
