@@ -111,7 +111,7 @@ local function planned(planner, collections, env)
       env.world_size))
   end
   if #collections == 0 then return plans.ShardingPlan {} end
-  local model = util.map(collections, function(c) return c.described or plans.describe.collection(c.path, c.module, c.tables) end)
+  local model = util.map(collections, function(c) return c.described or plans.describe._collection(c.path, c.module, c.tables) end)
   return planner:collective_plan(model, env.pg)
 end
 
@@ -228,7 +228,7 @@ function DistributedModelParallel:init(args)
   self.elsewhere = has_dense_tables(self.sharded)
   self.module = module
   self._collections = setmetatable(util.map(collections, function(c) -- for another plan; a metatable: no place to look for modules
-    return { path = c.path, sharder = c.sharder, tables = c.tables, described = plans.describe.collection(c.path, c.module, c.tables),
+    return { path = c.path, sharder = c.sharder, tables = c.tables, described = plans.describe._collection(c.path, c.module, c.tables),
       module = { class_name = c.module.class_name } }
   end), {})
   for _, m in ipairs(module:modules()) do

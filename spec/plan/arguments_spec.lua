@@ -41,7 +41,7 @@ describe("arguments of planners", function()
       plan.describe.of { tables = { { name = "t", num_embeddings = 10, embedding_dim = 8 } } })
     refuses("cluster.trace: simulation is no result of cluster.simulate", peri.pipeline.cluster.trace, {})
     refuses("cluster.trace: simulation is no result of cluster.simulate", peri.pipeline.cluster.trace)
-    refuses("would_fit: planner is a table, wanted an EmbeddingShardingPlanner", plan.reasons.would_fit, {}, {})
+    refuses("would_fit: planner is a table, wanted an EmbeddingShardingPlanner", plan.reasons._would_fit, {}, {})
   end)
 
   it("are modules, which are described, and no empty models", function()

@@ -78,7 +78,7 @@ end)
 
 describe("plan.dense", function()
   it("counts products, what they give and weights", function()
-    local a = dense.amounts({ { 512, 256 } }, 1000)
+    local a = dense._amounts({ { 512, 256 } }, 1000)
     assert.same({ product = 1, flop = 2 * 1000 * 512 * 256, out_byte = 1000 * 512 * 4, weight_byte = 512 * 256 * 4 }, a.forward)
     assert.equal(2 * a.forward.flop, a.backward.flop)
     assert.same({ product = 1, flop = 0, out_byte = 0, weight_byte = 512 * 256 * 4 }, a.optimizer)
@@ -97,7 +97,7 @@ describe("plan.dense", function()
     local described = plan.describe.of(model())
     assert.same({ { 512, 13 }, { 256, 512 } }, described.matrices)
     local got = dense.predict(described, t, 100)
-    local a = dense.amounts(described.matrices, 100)
+    local a = dense._amounts(described.matrices, 100)
     local want = 0
     for _, way in ipairs(dense.ways) do
       local sum = 0

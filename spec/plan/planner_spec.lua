@@ -297,7 +297,7 @@ if not worlds.mpirun then
       assert.same({ 0.1, 0.1, 0.1 }, { factor(options[1]), factor(options[2]), factor(options[3]) })
       local search = plan.EmbeddingOffloadScaleupProposer()
       search:load(options, plan.EmbeddingEnumerator { topology = plan.Topology { world_size = 1, compute_device = "cuda" } })
-      for _, o in ipairs(search:scaled(2 ^ 40)) do assert.equal("fused", o.compute_kernel) end
+      for _, o in ipairs(search:_scaled(2 ^ 40)) do assert.equal("fused", o.compute_kernel) end
     end)
 
     it("has miss rates that fall from 1 to 0", function()

@@ -218,11 +218,11 @@ describe("data as text", function()
   end)
 
   it("names the machines that there are where a name is none", function()
-    local ok, err = pcall(plan.report.topology, "dgx_h100_80g")
+    local ok, err = pcall(plan.report._topology, "dgx_h100_80g")
     assert.is_false(ok)
     assert.matches("topology 'dgx_h100_80g': there is no such file, nor a machine of that name, but cpu_ethernet_100g, .*dgx_h100_80gb",
       tostring(err))
-    ok, err = pcall(plan.report.topology, "./none.topology")
+    ok, err = pcall(plan.report._topology, "./none.topology")
     assert.is_false(ok)
     assert.matches("./none.topology: No such file or directory", tostring(err))
   end)

@@ -83,7 +83,7 @@ local function given(options, stream)
   if options.data then
     g.statistics = counted(options, g.model, stream)
     lines(stream, { ("%s: %s samples"):format(options.data, Progress.grouped(g.statistics[1].samples)),
-      unpack(plan.report.columns(plan.statistics.cells(g.statistics), { false, false, true, true, true, true, true, true })) })
+      unpack(plan.report._columns(plan.statistics._cells(g.statistics), { false, false, true, true, true, true, true, true })) })
   end
   return g
 end
@@ -91,7 +91,7 @@ end
 --- A planner for so many ranks (nil: as the machine has), which has planned, its plan, and a line that says of what machine, where the user
 --- has named none.
 local function planned(options, g, ranks)
-  local topology, which = plan.report.topology(options.topology, ranks)
+  local topology, which = plan.report._topology(options.topology, ranks)
   local constraints = g.rest.constraints
   if g.statistics then constraints = plan.statistics.constrain(g.statistics, g.model, constraints, topology.world_size) end
   local planner = plan.EmbeddingShardingPlanner { topology = topology, batch_size = options.batch_size, constraints = constraints,
@@ -160,7 +160,7 @@ local function simulate(options, what, g, planner, stream)
   local right = {}
   for i = 1, 11 do right[i] = true end
   lines(stream, { ("simulated under the schedule '%s'; links in ms on the slowest rank:"):format(what.schedule.name),
-    unpack(plan.report.columns(cluster.cells(list), right)) })
+    unpack(plan.report._columns(cluster.cells(list), right)) })
   if options.trace then stream:write("timeline in ", options.trace, ": open it in https://ui.perfetto.dev\n") end
 end
 
@@ -210,8 +210,8 @@ function M.run(options, stream)
     elseif options.precision then
       P.fail "perilune plan: --precision goes with a machine that has prices of the dense part, and with a model's module or matrices"
     end
-    local why = not options.no_reasons and plan.report.reasons(planner, g.model) or nil
-    if why then lines(stream, plan.report.reason_lines(why, #planner.last.best.proposal)) end
+    local why = not options.no_reasons and plan.report._reasons(planner, g.model) or nil
+    if why then lines(stream, plan.report._reason_lines(why, #planner.last.best.proposal)) end
     if options.save then
       plan.save(plan_made, options.save, ("perilune plan %s"):format(options.model or "--data " .. options.data))
       stream:write("kept in ", options.save, "\n")
@@ -229,18 +229,18 @@ end
 
 --- Ranks that --verify runs on: those that are asked for, else those of a topology that is named; nil: one.
 function M.ranks(options)
-  return options.ranks or options.topology and plan.report.topology(options.topology).world_size or nil
+  return options.ranks or options.topology and plan.report._topology(options.topology).world_size or nil
 end
 
 --- plan --verify: a rank's part. Prints on rank 0.
 function M.verify(options)
-  if options.topology and plan.report.topology(options.topology, options.ranks).compute_device ~= "cpu" then
+  if options.topology and plan.report._topology(options.topology, options.ranks).compute_device ~= "cpu" then
     P.fail "plan --verify: the topology is of GPUs; --verify runs steps on processors"
   end
   local peri = require "perilune"
   local world = peri.init()
   local n, host = world:size(), world.local_size
-  local topology = options.topology and plan.report.topology(options.topology, options.ranks) or plan.Topology.kept(n, host)
+  local topology = options.topology and plan.report._topology(options.topology, options.ranks) or plan.Topology.kept(n, host)
   if not topology then
     P.fail(("plan --verify: nothing was measured of %d ranks, %d a host; run: perilune calibrate -n %d"):format(n, host, n))
   end

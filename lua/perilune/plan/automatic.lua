@@ -123,7 +123,7 @@ local function planned(collections, topology, types, device, plain)
   if #collections == 0 then return types_of.ShardingPlan {} end
   local model, constraints = {}, {}
   for i, c in ipairs(collections) do
-    model[i] = describe.collection(c.path, c.module, c.tables)
+    model[i] = describe._collection(c.path, c.module, c.tables)
     model[i].sharder = sharder_of(c, types, device, plain)
     for _, t in ipairs(c.tables) do
       constraints[constraints_of.fqn(c.path, t.name)] = constraints_of.ParameterConstraints {

@@ -20,7 +20,7 @@ M.units, M.ways = topologies.dense_units, topologies.dense_ways
 local NUMBER = 4 -- bytes
 
 --- What is counted of matrices ({ { out, in }, ... }) with so many samples: { forward = unit -> amount, backward =, optimizer = }.
-function M.amounts(matrices, batch_size)
+function M._amounts(matrices, batch_size)
   local amounts = {}
   for _, way in ipairs(M.ways) do amounts[way] = { product = 0, flop = 0, out_byte = 0, weight_byte = 0 } end
   for _, matrix in ipairs(matrices) do
@@ -46,7 +46,7 @@ function M.predict(model, topology, batch_size, precision)
   if not prices or not model.matrices then return nil end
   precision = precision or util.keys(prices)[1]
   if not prices[precision] then util.one_of("plan.dense.predict", "precision", precision, util.keys(prices)) end
-  local out, amounts = { ms = 0 }, M.amounts(model.matrices, batch_size)
+  local out, amounts = { ms = 0 }, M._amounts(model.matrices, batch_size)
   for _, way in ipairs(M.ways) do
     out[way] = 0
     for _, unit in ipairs(M.units) do out[way] = out[way] + amounts[way][unit] * prices[precision][way][unit] end
@@ -56,7 +56,7 @@ function M.predict(model, topology, batch_size, precision)
 end
 
 M.precisions = topologies.precisions
-signature.check("plan.dense.", M, { amounts = "matrices: matrices_sizes, batch_size: number",
+signature.check("plan.dense.", M, { _amounts = "matrices: matrices_sizes, batch_size: number",
   predict = "model: model, topology: Topology, batch_size: count, precision: string?" })
 
 return M

@@ -13,7 +13,7 @@ local M = {}
 local kinds = util.index_of { "EmbeddingBagCollection", "EmbeddingCollection", "FeatureProcessedEmbeddingBagCollection" }
 
 --- What is known of a collection of a model.
-function M.collection(path, module, tables)
+function M._collection(path, module, tables)
   local params = rawget(module, "fused_params")
   local kind = module.class_name
   local weighted = rawget(module, "_weighted") or kind == "FeatureProcessedEmbeddingBagCollection"
@@ -23,13 +23,13 @@ end
 
 --- The collections of an nn.Module, in its order, with dense_bytes: of the parameters outside of them, and matrices: { out, in } of each of
 --- these that is one. Allocates nothing.
-function M.module(module)
+function M._module(module)
   local model, within, dense, seen = { dense_bytes = 0, matrices = {} }, {}, {}, {}
   for _, entry in ipairs(module:named_modules()) do
     local m = entry.module
     if not within[m] and kinds[m.class_name] then
       for _, inner in ipairs(m:modules()) do within[inner] = true end
-      model[#model + 1] = M.collection(entry.path, m, m.tables or m._embedding_bag_collection.tables)
+      model[#model + 1] = M._collection(entry.path, m, m.tables or m._embedding_bag_collection.tables)
     elseif not within[m] then
       dense[#dense + 1] = m
     end
@@ -105,18 +105,18 @@ end
 --- Of an nn.Module, a table as above, or a function that returns one of these.
 function M.of(source)
   if type(source) == "function" then source = source() end
-  if nn.Module.is(source) then return M.module(source) end
+  if nn.Module.is(source) then return M._module(source) end
   if type(source) ~= "table" then P.fail(("a model that is a %s, wanted an nn.Module or a table"):format(type(source))) end
   return described(source)
 end
 
 --- The model that a function of planners was given: of an nn.Module, or of one plain collection, what `of` makes of it.
-function M.model(func, model)
+function M._model(func, model)
   if nn.Module.is(model) or type(model) == "table" and rawget(model, "tables") ~= nil then model = M.of(model) end
   return signature.value(func, "model", model, "model")
 end
 
-signature.check("plan.describe.", M, { model = "func: string, model: any",
-  collection = "path: string, module: Module, tables: list", module = "module: Module" })
+signature.check("plan.describe.", M, { _model = "func: string, model: any",
+  _collection = "path: string, module: Module, tables: list", _module = "module: Module" })
 
 return M

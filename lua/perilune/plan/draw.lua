@@ -128,7 +128,7 @@ local function shard_text(shard, rank)
   local p = run.perf
   return table.concat({ o.fqn, ("%s, %s"):format(o.sharding_type, o.compute_kernel),
     ("%s x %d of %s x %d"):format(M.grouped(run.rows), run.cols, M.grouped(o.rows), o.dim),
-    ("%s on rank %d"):format(reasons.gib(shard.bytes), rank),
+    ("%s on rank %d"):format(reasons._gib(shard.bytes), rank),
     ("%.4g ms: lookup %.3g, exchange %.3g, gradients %.3g, update %.3g"):format(p.total, p.fwd_compute, p.fwd_comms, p.bwd_comms,
       p.bwd_compute) }, "\n")
 end
@@ -155,7 +155,7 @@ local function boxes(out, f, column, x, w, y)
   if rest.n > 0 then
     local h = rest.bytes * scale
     out[#out + 1] = rect("box rest", x, floor - h, w, h, titled(("%d smaller shards on rank %d\n%s, %.4g ms\n%s%s"):format(rest.n, rank,
-      reasons.gib(rest.bytes), rest.ms, table.concat(names, ", "), rest.n > #names and ", ..." or "")))
+      reasons._gib(rest.bytes), rest.ms, table.concat(names, ", "), rest.n > #names and ", ..." or "")))
   end
 end
 
@@ -164,7 +164,7 @@ local function memory(out, f, r, x, w, y)
     local used, cap = tier.used[r], math.max(tier.cap[r], 1)
     local share = used / cap
     local at = y + (i - 1) * (BAR + 6)
-    local words = titled(("rank %d: %s of %s %s (%.1f %%)"):format(r - 1, reasons.gib(used), reasons.gib(tier.cap[r]), tier.name,
+    local words = titled(("rank %d: %s of %s %s (%.1f %%)"):format(r - 1, reasons._gib(used), reasons._gib(tier.cap[r]), tier.name,
       100 * share))
     out[#out + 1] = rect("track", x, at, w, BAR, words)
     out[#out + 1] = rect(share > 0.95 and "used tight" or "used", x, at, w * math.min(share, 1), BAR, words)

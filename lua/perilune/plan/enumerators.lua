@@ -127,7 +127,7 @@ function EmbeddingEnumerator:populate_estimates(list)
 end
 
 --- The fields that all options of a table share.
-function EmbeddingEnumerator:shared_fields(collection, config, constraint)
+function EmbeddingEnumerator:_shared_fields(collection, config, constraint)
   local n = #config.feature_names
   local function numbers(key, default) return constraints_of.per_feature(constraint, key, config.name, n, default) end
   local weighted = constraint.is_weighted
@@ -142,7 +142,7 @@ end
 
 --- Ways of a table that its sharder offers and its constraint allows, less those that the runtime refuses: a list of { sharding_type,
 --- kernel }; and why it refuses the others: a list of { way = "row_wise fused", text = }.
-function EmbeddingEnumerator:ways(collection, shared, constraint)
+function EmbeddingEnumerator:_ways(collection, shared, constraint)
   local device, sharder, list, refused = self.topology.compute_device, collection.sharder or self.sharder, {}, {}
   local offered = signature.value("EmbeddingEnumerator", "what sharder:sharding_types returned",
     sharder:sharding_types(device, collection.kind), "strings")
@@ -161,12 +161,12 @@ function EmbeddingEnumerator:ways(collection, shared, constraint)
 end
 
 --- The options of one table, onto `list`.
-function EmbeddingEnumerator:add_table(list, collection, config)
+function EmbeddingEnumerator:_add_table(list, collection, config)
   local topology = self.topology
   local constraint = constraints_of.of(self.constraints, collection.path, config.name)
   if constraint.device_group and constraint.device_group ~= topology.compute_device then return end
-  local shared = self:shared_fields(collection, config, constraint)
-  local ways, refused, offered = self:ways(collection, shared, constraint)
+  local shared = self:_shared_fields(collection, config, constraint)
+  local ways, refused, offered = self:_ways(collection, shared, constraint)
   for _, way in ipairs(ways) do
     local fields = util.copy(shared)
     fields.id, fields.sharding_type, fields.compute_kernel = #list + 1, way[1], way[2]
@@ -190,16 +190,16 @@ function EmbeddingEnumerator:enumerate(collections)
   constraints_of.check("EmbeddingEnumerator", self.constraints, collections)
   local list = {}
   for i = #collections, 1, -1 do
-    for _, config in ipairs(collections[i].tables) do self:add_table(list, collections[i], config) end
+    for _, config in ipairs(collections[i].tables) do self:_add_table(list, collections[i], config) end
   end
   self:populate_estimates(list)
   return list
 end
 
 kinds.methods(EmbeddingEnumerator, { populate_estimates = "list: options_with_ids", enumerate = "collections: model",
-  shared_fields = "collection: collection, config: planned_table, constraint: constraint",
-  ways = "collection: collection, shared: table, constraint: constraint",
-  add_table = "list: list, collection: collection, config: planned_table" })
+  _shared_fields = "collection: collection, config: planned_table, constraint: constraint",
+  _ways = "collection: collection, shared: table, constraint: constraint",
+  _add_table = "list: list, collection: collection, config: planned_table" })
 for _, name in ipairs { "torchrec_sharder", "perilune_sharder" } do
   signature.check(name .. ":", M[name], { sharding_types = "self: sharder, device: string, kind: string",
     compute_kernels = "self: sharder, sharding_type: string, device: string" })

@@ -119,8 +119,8 @@ local function facts_of(planner, f)
   for r = 1, #f.times do sum, total = sum + f.times[r], total + f.bytes[r] end
   local mean = sum / #f.times
   local out = { fact(draw.grouped(#search.best.proposal), "tables"), fact(draw.grouped(#f.times), "ranks"),
-    fact(reasons.gib(total), "of all shards") }
-  for _, rating in ipairs(reasons.ratings(planner)) do out[#out + 1] = fact(rating[1], rating[2]) end
+    fact(reasons._gib(total), "of all shards") }
+  for _, rating in ipairs(reasons._ratings(planner)) do out[#out + 1] = fact(rating[1], rating[2]) end
   out[#out + 1] = fact(mean > 0 and ("%.2f"):format(f.peak_ms / mean) or "-", "slowest over mean rank")
   for _, tier in ipairs(f.tiers) do
     local most = 0
@@ -152,7 +152,7 @@ local function table_rows(planner, why)
     local s = o.max_storage
     local cells = { cell(o.fqn), cell(("%s x %d"):format(draw.grouped(o.rows), o.dim)),
       ('<span><i class="%s"></i>%s</span>'):format(o.sharding_type, o.sharding_type), cell(o.compute_kernel),
-      cell(report.ranks_text(best.placement[i])), cell(reasons.gib(s.hbm + s.ddr + s.ssd), ' class="number"'),
+      cell(report._ranks_text(best.placement[i])), cell(reasons._gib(s.hbm + s.ddr + s.ssd), ' class="number"'),
       cell(("%.3g"):format(o.max_perf), ' class="number"') }
     out[#out + 1] = ('<details><summary class="line">%s</summary>%s</details>'):format(table.concat(cells),
       why and why_table(entries[o.fqn]) or "")

@@ -129,7 +129,7 @@ function EmbeddingOffloadScaleupProposer:init(args)
 end
 
 --- The options of a list with others in the place of some, all estimated. change(option) returns the other one, or nil.
-function EmbeddingOffloadScaleupProposer:replaced(list, change)
+function EmbeddingOffloadScaleupProposer:_replaced(list, change)
   local out, changed = {}, {}
   for i, option in ipairs(list) do
     local other = change(option)
@@ -151,7 +151,7 @@ function EmbeddingOffloadScaleupProposer:load(space, enumerator)
     local cached, has = option.compute_kernel == "fused_uvm_caching", now and now.compute_kernel == "fused_uvm_caching"
     if not now or cached and not has or cached == has and option[field] < now[field] then start[i] = option end
   end
-  local plain = self:replaced(start, function(o) return o.compute_kernel == "fused_uvm_caching" and with_cache(o) or nil end)
+  local plain = self:_replaced(start, function(o) return o.compute_kernel == "fused_uvm_caching" and with_cache(o) or nil end)
   self.start = {} -- a cache whose bookkeeping is larger than the table is none
   for i, option in ipairs(start) do
     self.start[i] = plain[i].total_storage.hbm < option.total_storage.hbm and plain[i] or option
@@ -162,10 +162,10 @@ end
 function EmbeddingOffloadScaleupProposer:propose() return self.proposal end
 
 --- Bytes a cache takes as a * load_factor + b, and bytes without one, of each option of the list that can grow.
-function EmbeddingOffloadScaleupProposer:models(list)
-  local low = self:replaced(list, function(o) return with_cache(o, 0.1) end)
-  local high = self:replaced(list, function(o) return with_cache(o, 0.9) end)
-  local plain = self:replaced(list, function(o) return with_cache(o) end)
+function EmbeddingOffloadScaleupProposer:_models(list)
+  local low = self:_replaced(list, function(o) return with_cache(o, 0.1) end)
+  local high = self:_replaced(list, function(o) return with_cache(o, 0.9) end)
+  local plain = self:_replaced(list, function(o) return with_cache(o) end)
   return util.map(list, function(option, i)
     local a = (high[i].total_storage.hbm - low[i].total_storage.hbm) / 0.8
     local least = low[i].total_storage.hbm - a * 0.1
@@ -196,16 +196,16 @@ local function allocate(models, budget)
 end
 
 --- The starting proposal with `budget` bytes more of caches; nil: no table can grow.
-function EmbeddingOffloadScaleupProposer:scaled(budget)
+function EmbeddingOffloadScaleupProposer:_scaled(budget)
   local growing = {}
   for _, option in ipairs(self.start) do
     if priority(option) then growing[#growing + 1] = option end
   end
   if #growing == 0 then return nil end
-  local models, factor = self:models(growing), {}
+  local models, factor = self:_models(growing), {}
   allocate(models, budget)
   for i, option in ipairs(growing) do factor[option] = models[i].cache / models[i].span end
-  return self:replaced(self.start, function(option)
+  return self:_replaced(self.start, function(option)
     local f = factor[option]
     return f and with_cache(option, f <= 0.9999 and f or nil) or nil
   end)
@@ -220,12 +220,12 @@ function EmbeddingOffloadScaleupProposer:feedback(partitionable, proposal, ratin
     end
     local room = -used
     for _, device in ipairs(topology.devices) do room = room + device.hbm end
-    local ceiling = bytes_of(self:replaced(proposal, function(o) return priority(o) and with_cache(o) or nil end)) - used
+    local ceiling = bytes_of(self:_replaced(proposal, function(o) return priority(o) and with_cache(o) or nil end)) - used
     self.search = Search(0, math.max(0, math.min(room, ceiling)), 16, rating)
   end
   if not partitionable then self.search:shrink_right(used - bytes_of(self.start)) end
   local budget = self.search:next(rating or 1e99)
-  self.proposal = budget and self:scaled(math.floor(budget)) or nil
+  self.proposal = budget and self:_scaled(math.floor(budget)) or nil
 end
 
 kinds.methods(EmbeddingOffloadStats, { expected_miss_rate = "load_factor: number" })
@@ -236,8 +236,8 @@ signature.kind("loaded_offload", "an EmbeddingOffloadScaleupProposer that option
 end)
 signature.check("EmbeddingOffloadScaleupProposer:", EmbeddingOffloadScaleupProposer, {
   feedback = "self: loaded_offload, partitionable: any, proposal: proposal, rating: number?, topology: Topology",
-  replaced = "self: loaded_offload, list: options, change: function", models = "self: loaded_offload, list: proposal",
-  scaled = "self: loaded_offload, budget: number" })
+  _replaced = "self: loaded_offload, list: options, change: function", _models = "self: loaded_offload, list: proposal",
+  _scaled = "self: loaded_offload, budget: number" })
 kinds.methods(Search, { uniform = "a: number, b: number", clamp = "x: number", shrink_right = "right: number", next = "cost: number?" })
 
 return M

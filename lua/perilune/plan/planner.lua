@@ -142,18 +142,18 @@ local function too_large(proposal, room)
 end
 
 --- The rating of a placed proposal, whose options may stand for several tables.
-function EmbeddingShardingPlanner:rate(search, proposal, placement)
+function EmbeddingShardingPlanner:_rate(search, proposal, placement)
   if search.topology.rules then proposal, placement = relations.taken_apart(proposal, placement) end
   return parts.rating(self.performance_model, proposal, placement)
 end
 
 --- Where the partitioner puts a proposal, and its rating; or nil and why not. Of two partitioners' the better.
-function EmbeddingShardingPlanner:place(search, proposal)
+function EmbeddingShardingPlanner:_place(search, proposal)
   local placement, why = parts.placement(self.partitioner, proposal, search.topology)
-  local rating = placement and self:rate(search, proposal, placement)
+  local rating = placement and self:_rate(search, proposal, placement)
   if self.other_partitioner then
     local other = parts.placement(self.other_partitioner, proposal, search.topology)
-    local others = other and self:rate(search, proposal, other)
+    local others = other and self:_rate(search, proposal, other)
     if other and not (rating and rating <= others) then placement, rating = other, others end
   end
   return placement, rating or why
@@ -161,14 +161,14 @@ end
 
 --- Where another option for the best plan's unit i goes if all others stay, and what that is rated; nil: it has no room there, or relations
 --- are about it.
-function EmbeddingShardingPlanner:instead(search, i, option)
+function EmbeddingShardingPlanner:_instead(search, i, option)
   local best = search.best
   if search.topology.rules or not search.weighed then return nil end
   local placement = settle.instead(best.units, best.unit_placement, i, option, search.topology)
   if not placement then return nil end
   local proposal = util.copy(best.units)
   proposal[i] = option
-  return placement, self:rate(search, proposal, placement)
+  return placement, self:_rate(search, proposal, placement)
 end
 
 --- Sharding types in a proposal.
@@ -205,7 +205,7 @@ local function try(self, search, proposal)
     search.placements = search.placements + option.num_shards + (by_hosts and ranks or 0)
   end
   search.placements = search.placements + RATED * (ranks + #proposal)
-  local placement, rating = self:place(search, proposal)
+  local placement, rating = self:_place(search, proposal)
   if not placement then
     outcome.why = rating
     return outcome
@@ -263,7 +263,7 @@ local function weigh(self, search)
   local found, work = settle.search(search.units, search.topology, WEIGHED * self.max_placements, additive)
   search.placements, search.num_proposals = search.placements + work, search.num_proposals + 1
   if not found then return end
-  local rating = self:rate(search, found.proposal, found.placement)
+  local rating = self:_rate(search, found.proposal, found.placement)
   local outcome = { proposal = found.proposal, placement = found.placement, rating = rating }
   search.least = found.least
   outcome.score, search.num_plans = self:score(rating, found.proposal), search.num_plans + 1
@@ -342,7 +342,7 @@ end
 --- failure = the smallest that did not fit }.
 function EmbeddingShardingPlanner:search(model)
   self.last = false
-  model = in_order(describe.model("EmbeddingShardingPlanner:search", model))
+  model = in_order(describe._model("EmbeddingShardingPlanner:search", model))
   constraints_of.check("EmbeddingShardingPlanner", self.constraints, model)
   local reserved = parts.reserved(self.storage_reservation:reserve(self.topology, model, self.batch_size, self.constraints))
   local search = { num_proposals = 0, num_plans = 0, placements = 0, known = {}, alike = {}, topology = reserved, stopped = false,
@@ -402,21 +402,21 @@ local function why_nothing_fits(self, search, model)
   if not search.failure then return why_nothing_tried(self) end
   local t, tier = search.topology, self.topology:own_tier()
   local words = ("EmbeddingShardingPlanner: none of %d proposals fits %d ranks of %s (%s)%s: in the smallest, %s"):format(
-    search.num_proposals, t.world_size, reasons.gib(t.devices[1][tier]), tier, search.stopped and ", where the search stopped" or "",
-    reasons.failure(search.failure.why, t))
+    search.num_proposals, t.world_size, reasons._gib(t.devices[1][tier]), tier, search.stopped and ", where the search stopped" or "",
+    reasons._failure(search.failure.why, t))
   if t.rules and t.rules.contradiction then words = words .. "; " .. t.rules.contradiction end
-  local change = reasons.would_fit(self, model)
+  local change = reasons._would_fit(self, model)
   return change and words .. "; " .. change or words
 end
 
 --- The ShardingPlan of a model: a list of collections (enumerators.lua). An error if nothing fits. Local; the search is kept in `last`.
 function EmbeddingShardingPlanner:plan(model)
-  model = describe.model("EmbeddingShardingPlanner:plan", model)
+  model = describe._model("EmbeddingShardingPlanner:plan", model)
   local ok, search = pcall(self.search, self, model)
   if not ok then
     local err, own = search, self.storage_reservation.class_name
     local no_room = getmetatable(err) == P.Error and own and err.message:find(own, 1, true) == 1
-    local change = no_room and reasons.would_fit(self, model)
+    local change = no_room and reasons._would_fit(self, model)
     if change then err.message = err.message .. "; " .. change end
     error(err, 0)
   end
@@ -433,7 +433,7 @@ end
 --- The same plan on every rank of a group (nil: a single process): rank 0 of the group makes it, as data, and all must have asked for the
 --- same tables and machines. Collective; waits. What rank 0 raises is raised on all.
 function EmbeddingShardingPlanner:collective_plan(model, group)
-  model = describe.model("EmbeddingShardingPlanner:collective_plan", model)
+  model = describe._model("EmbeddingShardingPlanner:collective_plan", model)
   if group == nil then return self:plan(model) end
   local facts = { { "the topology", tostring(self.topology) }, { "the batch size", self.batch_size } }
   for _, collection in ipairs(model) do
@@ -448,8 +448,8 @@ function EmbeddingShardingPlanner:collective_plan(model, group)
 end
 
 signature.object("search", "a search", { topology = "Topology" })
-kinds.methods(EmbeddingShardingPlanner, { search = "model: any", rate = "search: search, proposal: proposal, placement: table",
-  place = "search: search, proposal: proposal", instead = "search: search, i: count, option: ShardingOption",
+kinds.methods(EmbeddingShardingPlanner, { search = "model: any", _rate = "search: search, proposal: proposal, placement: table",
+  _place = "search: search, proposal: proposal", _instead = "search: search, i: count, option: ShardingOption",
   score = "rating: number, proposal: proposal", plan = "model: any",
   collective_plan = "model: any, group: Group?" })
 signature.check("plan.planner.", M, { entry = "option: ShardingOption, ranks: any, topology: Topology" })

@@ -213,7 +213,7 @@ function RefiningProposer:load(space)
 end
 
 --- The moves from here: lists of { tables, option }. Of tables that are alike and have the same option, one is moved for all of them.
-function RefiningProposer:look_around()
+function RefiningProposer:_look_around()
   self.moves, self.in_vain = {}, 0
   for _, group in ipairs(self.groups) do
     for i = 1, #self.tables[group[1]] do
@@ -244,7 +244,7 @@ function RefiningProposer:begin(proposal, rating)
     end
   end
   self.none, self.indexes, self.rating, self.at = nil, indexes, rating, 1
-  self:look_around()
+  self:_look_around()
 end
 
 function RefiningProposer:propose()
@@ -260,7 +260,7 @@ function RefiningProposer:feedback(_, _, rating)
   if not self.tried then return end
   if rating and rating < self.rating then
     self.indexes, self.rating = self.tried, rating
-    self:look_around()
+    self:_look_around()
   else
     self.at, self.in_vain = self.at % #self.moves + 1, self.in_vain + 1
   end
@@ -319,7 +319,7 @@ local function extend(before, options, tier, bins, bin_bytes)
   return after
 end
 
-function DynamicProgrammingProposer:solve(topology)
+function DynamicProgrammingProposer:_solve(topology)
   local all = 0
   for _, device in ipairs(topology.devices) do all = all + device[self.tier] end
   local bins = self.bins_per_device * topology.world_size
@@ -338,7 +338,7 @@ function DynamicProgrammingProposer:solve(topology)
 end
 
 function DynamicProgrammingProposer:feedback(_, _, _, topology)
-  if self.proposals then self.at = self.at + 1 else self.proposals = self:solve(topology) end
+  if self.proposals then self.at = self.at + 1 else self.proposals = self:_solve(topology) end
 end
 
 local methods = { load = "space: proposal, enumerator: any", feedback = "partitionable: any, proposal: any, rating: number?, topology: any",
@@ -347,7 +347,7 @@ for _, class in ipairs { GreedyProposer, UniformProposer, GridSearchProposer, Le
   kinds.methods(class, methods)
 end
 kinds.methods(RefiningProposer, { begin = "proposal: proposal, rating: number" })
-kinds.methods(DynamicProgrammingProposer, { load = methods.load, propose = "", solve = "topology: Topology",
+kinds.methods(DynamicProgrammingProposer, { load = methods.load, propose = "", _solve = "topology: Topology",
   feedback = "partitionable: any, proposal: any, rating: number?, topology: Topology?" })
 
 return M

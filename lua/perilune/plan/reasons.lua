@@ -22,11 +22,11 @@ local function gib(bytes)
   if bytes >= 2 ^ 40 then return ("%.2f TiB"):format(bytes / 2 ^ 40) end
   return bytes >= 2 ^ 30 / 100 and ("%.2f GiB"):format(bytes / 2 ^ 30) or ("%.2f MiB"):format(bytes / 2 ^ 20)
 end
-M.gib = gib
+M._gib = gib
 local function ms(x) return ("%.4g ms"):format(x) end
 
 --- A rating of plans in words, by what they are rated by. A performance model says its unit: "ms" or "bytes"; of others there are numbers.
-function M.rated(planner, rating)
+function M._rated(planner, rating)
   local unit = planner.performance_model.unit
   if unit == "bytes" then return gib(rating) end
   return unit == "ms" and ms(rating) or ("%.6g"):format(rating)
@@ -34,8 +34,8 @@ end
 
 --- What a planner found of its plan: a list of { value, of what } in words. A step takes what ranks take together, with caches and links as
 --- the step before left them; milliseconds of shards are what each takes by itself, so that they can be more.
-function M.ratings(planner)
-  local best, model, own = planner.last.best, planner.performance_model, M.rated(planner, planner.last.best.rating)
+function M._ratings(planner)
+  local best, model, own = planner.last.best, planner.performance_model, M._rated(planner, planner.last.best.rating)
   if step.StepModel.is(model) then return { { own, "a step" } } end
   local shards = ms(partitioners.NoopPerfModel { topology = planner.topology }:rate(best.proposal, best.placement))
   local list = { { shards, "on the slowest rank" } }
@@ -58,11 +58,11 @@ local function slowest(proposal, placement, world_size)
 end
 
 --- Words for a placement that failed: see partitioners.lua and the planner's too_large. topology: what the planner could use.
-function M.failure(why, topology)
+function M._failure(why, topology)
   if why.bytes then return ("all shards together take %s (%s), all ranks have %s"):format(gib(why.bytes), why.tier, gib(why.room)) end
   if why.says then return "the partitioner says: " .. why.says end
   local option = why.option
-  if not option then P.fail "plan.reasons.failure: why says neither bytes, nor says, nor option" end
+  if not option then P.fail "plan.reasons: why says neither bytes, nor says, nor option" end
   local which = ("table '%s' (%s, %s)"):format(option.fqn, option.sharding_type, option.compute_kernel)
   if why.count then return ("%s has %d shards, wanted one for each of %d ranks"):format(which, option.num_shards, why.count) end
   if why.group then
@@ -136,15 +136,15 @@ end
 local function try_instead(planner, search, model, i, option, budget)
   local best, proposal = search.best, {}
   for k, o in ipairs(best.units) do proposal[k] = k == i and option or o end
-  local placement, rating = planner:instead(search, i, option)
-  local placed, its = planner:place(search, proposal)
+  local placement, rating = planner:_instead(search, i, option)
+  local placed, its = planner:_place(search, proposal)
   if not placement or placed and its < rating then placement, rating = placed, its end
   if not placement then
     local why = rating
     local kind = why.relation and "relation" or why.tier and "memory" or why.count and "count" or "other"
-    return kind, M.failure(why, search.topology) .. (more_would_do(planner, search, model, proposal, why, budget) or "")
+    return kind, M._failure(why, search.topology) .. (more_would_do(planner, search, model, proposal, why, budget) or "")
   end
-  local function rated(x) return M.rated(planner, x) end
+  local function rated(x) return M._rated(planner, x) end
   local rank, time = slowest(proposal, placement, search.topology.world_size)
   if rating > best.rating then
     return "time", ("%s instead of %s (rank %d: shards of %.4g ms)"):format(rated(rating), rated(best.rating), rank, time), rating
@@ -166,7 +166,7 @@ local function not_offered(planner, collection_of, chosen, present)
   local forbidden = {} -- by the runtime, with this optimizer
   local function say(option, text) out[#out + 1] = { option = option, kind = "constraint", text = text } end
   local enumerator = planner.enumerator
-  for _, r in ipairs(enumerator.ways and select(2, enumerator:ways(collection, chosen, constraint)) or {}) do
+  for _, r in ipairs(enumerator._ways and select(2, enumerator:_ways(collection, chosen, constraint)) or {}) do
     forbidden[r.way], forbidden[r.way:match "%S+"] = true, true
     out[#out + 1] = { option = r.way, kind = "optimizer", text = r.text }
   end
@@ -238,7 +238,7 @@ end
 --- most: tables that are looked at (default: all).
 function M.of(planner, model, most)
   local search, list, collection_of, budget = planner.last, {}, {}, { left = MOST_PLACEMENTS }
-  model = describe.model("plan.reasons.of", model)
+  model = describe._model("plan.reasons.of", model)
   for _, collection in ipairs(model) do collection_of[collection.path] = collection end
   check_planned(search, model)
   local options_of, present = by_unit(search)
@@ -424,7 +424,7 @@ end
 
 --- Words for the smallest changes with which a plan of the model is found; each was tried. nil: none was found, or the planner's parts are
 --- the user's own and know one topology.
-function M.would_fit(planner, model)
+function M._would_fit(planner, model)
   if planner.args.enumerator or planner.args.performance_model or planner.topology.world_size > MOST_RANKS then return nil end
   planner.may_search = MOST_SEARCHED
   local ways = {}
@@ -447,8 +447,8 @@ signature.kind("planned", "an EmbeddingShardingPlanner that has made a plan (pla
 end)
 signature.object("placement_failure", "why a placement failed (plan/partitioners.lua)", { option = "ShardingOption?", run = "run?",
   bytes = "number?", room = "number?", tier = "string?", count = "number?", ranks = "list?", says = "string?" })
-signature.check("plan.reasons.", M, { rated = "planner: planned, rating: number", ratings = "planner: planned", gib = "bytes: number",
-  failure = "why: placement_failure, topology: Topology", of = "planner: planned, model: any, most: number?",
-  would_fit = "planner: planner, model: model" })
+signature.check("plan.reasons.", M, { _rated = "planner: planned, rating: number", _ratings = "planner: planned", _gib = "bytes: number",
+  _failure = "why: placement_failure, topology: Topology", of = "planner: planned, model: any, most: number?",
+  _would_fit = "planner: planner, model: model" })
 
 return M

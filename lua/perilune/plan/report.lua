@@ -12,7 +12,7 @@ local MOST_RANKS = 16       -- that get a line of their own
 local MOST_PLACEMENTS = 5e6 -- shards placed to find reasons; beyond it the first tables have some
 
 --- "0,1,2" in words: "all", or ranges.
-function M.ranks_text(ranks)
+function M._ranks_text(ranks)
   if ranks == true then return "all" end
   local parts, from = {}, 1
   while from <= #ranks do
@@ -25,7 +25,7 @@ function M.ranks_text(ranks)
 end
 
 --- Lines of columns, as wide as their widest cell; numbers (right) to the right.
-function M.columns(rows, right)
+function M._columns(rows, right)
   local width, lines = {}, {}
   for _, row in ipairs(rows) do
     for c, cell in ipairs(row) do width[c] = math.max(width[c] or 0, #cell) end
@@ -47,8 +47,8 @@ function M.lines(planner)
   local best, tier = search.best, topology:own_tier()
   local tables = { { "table", "rows x columns", "sharding", "kernel", "ranks", tier .. " a shard", "ms a shard" } }
   for i, o in ipairs(best.proposal) do
-    tables[#tables + 1] = { o.fqn, ("%d x %d"):format(o.rows, o.dim), o.sharding_type, o.compute_kernel, M.ranks_text(best.placement[i]),
-      reasons.gib(o.max_storage[tier]), ("%.4g"):format(o.max_perf) }
+    tables[#tables + 1] = { o.fqn, ("%d x %d"):format(o.rows, o.dim), o.sharding_type, o.compute_kernel, M._ranks_text(best.placement[i]),
+      reasons._gib(o.max_storage[tier]), ("%.4g"):format(o.max_perf) }
   end
   local bytes = partitioners.by_rank(best.proposal, best.placement, topology.world_size, function(run) return run.storage[tier] end)
   local times = partitioners.by_rank(best.proposal, best.placement, topology.world_size, function(run) return run.perf.total end)
@@ -62,9 +62,9 @@ function M.lines(planner)
   for i = 1, math.min(MOST_RANKS, #order) do shown[i] = order[i] end
   if #order <= MOST_RANKS then table.sort(shown) end
   for _, r in ipairs(shown) do
-    ranks[#ranks + 1] = { tostring(r - 1), reasons.gib(bytes[r]), reasons.gib(search.topology.devices[r][tier]), ("%.4g"):format(times[r]) }
+    ranks[#ranks + 1] = { tostring(r - 1), reasons._gib(bytes[r]), reasons._gib(search.topology.devices[r][tier]), ("%.4g"):format(times[r]) }
   end
-  local words = util.map(reasons.ratings(planner), function(r) return r[1] .. " " .. r[2] end)
+  local words = util.map(reasons._ratings(planner), function(r) return r[1] .. " " .. r[2] end)
   local lines = { ("%s on %s: %s (%s tried, %d fit%s)"):format(util.number_of(#best.proposal, "table"),
     (tostring(topology):gsub("^Topology: ", "")), table.concat(words, ", "),
     util.number_of(search.num_proposals, "proposal"), search.num_plans, search.stopped and "; the search stopped at its limit" or "") }
@@ -72,14 +72,14 @@ function M.lines(planner)
     lines[#lines + 1] = ("  table '%s' is left out: its constraint device_group is %s, this is a plan for a %s"):format(t.fqn,
       t.device_group, topology.compute_device)
   end
-  for _, line in ipairs(M.columns(tables, { false, true, false, false, false, true, true })) do lines[#lines + 1] = line end
+  for _, line in ipairs(M._columns(tables, { false, true, false, false, false, true, true })) do lines[#lines + 1] = line end
   lines[#lines + 1] = #order > MOST_RANKS and ("the %d slowest of %d ranks"):format(MOST_RANKS, #order) or nil
-  for _, line in ipairs(M.columns(ranks, { true, true, true, true })) do lines[#lines + 1] = line end
+  for _, line in ipairs(M._columns(ranks, { true, true, true, true })) do lines[#lines + 1] = line end
   return lines
 end
 
 --- The reasons of a plan (reasons.lua), of as many tables as can be looked at in a few seconds.
-function M.reasons(planner, model)
+function M._reasons(planner, model)
   local search, shards = planner.last, 0
   for _, option in ipairs(search.best.proposal) do shards = shards + option.num_shards end
   local tables = #search.best.proposal
@@ -87,7 +87,7 @@ function M.reasons(planner, model)
 end
 
 --- Lines that say why each table has not another option. list: reasons; tables: of the plan.
-function M.reason_lines(list, tables)
+function M._reason_lines(list, tables)
   local n = 0
   for _, entry in ipairs(list) do n = n + #entry.tables end
   local lines = { n < tables and ("why, for the first %d of %d tables:"):format(n, tables) or "why:" }
@@ -95,7 +95,7 @@ function M.reason_lines(list, tables)
     lines[#lines + 1] = ("  %s: %s %s"):format(entry.table, entry.chosen.sharding_type, entry.chosen.compute_kernel)
     local rows = {}
     for i, other in ipairs(entry.others) do rows[i] = { "  " .. other.option, other.kind, other.text } end
-    for _, line in ipairs(M.columns(rows, {})) do lines[#lines + 1] = line end
+    for _, line in ipairs(M._columns(rows, {})) do lines[#lines + 1] = line end
   end
   return lines
 end
@@ -132,7 +132,7 @@ end
 
 --- The topology of `perilune plan`: a machine's name, or a file; ranks go over what it says. Without a name: what is kept of this machine,
 --- or machines; then also a line that says which that is.
-function M.topology(name, ranks)
+function M._topology(name, ranks)
   local over = { world_size = ranks }
   if not name then return usual(ranks or 1) end
   if util.index_of(topologies.Topology.presets)[name] then return topologies.Topology.preset(name, over) end
@@ -153,9 +153,9 @@ signature.list_of("other_options", "a list of options that lost", "other_option"
 signature.object("reason", "why a table has its option", { table = "string", tables = "strings", chosen = "chosen_option",
   others = "other_options" })
 signature.list_of("reasons", "a list of what plan.reasons.of says", "reason")
-signature.check("plan.report.", M, { columns = "rows: cells, right: table", ranks_text = "ranks: ranks_of_shards",
-  lines = "planner: planned", reasons = "planner: planned, model: model",
-  reason_lines = "list: reasons, tables: count",
-  topology = "name: string?, ranks: int?" })
+signature.check("plan.report.", M, { _columns = "rows: cells, right: table", _ranks_text = "ranks: ranks_of_shards",
+  lines = "planner: planned", _reasons = "planner: planned, model: model",
+  _reason_lines = "list: reasons, tables: count",
+  _topology = "name: string?, ranks: int?" })
 
 return M

@@ -30,7 +30,7 @@ function Feature:init(name, table_name, rows)
 end
 
 --- Add a batch: n bags of `lengths`, whose ids begin at values[at]. Returns the place behind them.
-function Feature:add(lengths, n, values, at)
+function Feature:_add(lengths, n, values, at)
   local count, seen, buckets, batch, fresh, from = self.count, self.seen, self.buckets, self.batches + 1, 0, at
   for i = 0, n - 1 do
     local length = lengths[i]
@@ -55,7 +55,7 @@ end
 --- Distinct ids of which `used` of n shared counters were hit.
 local function estimated(used, n) return used < n and -n * math.log(1 - used / n) or n * math.log(n) end
 
-function Feature:finish()
+function Feature:_finish()
   local of_count, used = {}, 0
   for b = 0, self.buckets - 1 do
     local c = self.count[b]
@@ -155,7 +155,7 @@ function M.count(args)
     local b, at = host.ptr, 0
     local n = tonumber(b.rows)
     for i = 1, a.sparse_features do
-      if features[i] then at = features[i]:add(b.lengths + (i - 1) * n, n, b.values, at)
+      if features[i] then at = features[i]:_add(b.lengths + (i - 1) * n, n, b.values, at)
       else
         for k = (i - 1) * n, i * n - 1 do at = at + b.lengths[k] end
       end
@@ -168,7 +168,7 @@ function M.count(args)
   local list = {}
   for i = 1, a.sparse_features do
     if features[i] then
-      features[i]:finish()
+      features[i]:_finish()
       list[#list + 1] = features[i]
     end
   end
@@ -221,7 +221,7 @@ function M.tables_of(model)
 end
 
 --- Rows of text about features, heads first.
-function M.cells(statistics)
+function M._cells(statistics)
   local rows = { { "feature", "table", "ids a sample", "longest bag", "distinct", "of rows", "in a batch", "top 1 % serve" } }
   for i, f in ipairs(statistics) do
     rows[i + 1] = { f.name, f.table, ("%.3f"):format(f.mean_length), tostring(f.longest), (f.exact and "%d" or "~%d"):format(f.distinct),
@@ -234,6 +234,6 @@ kinds.methods(Feature, { share = "rows: number", hot = "share: number", cache_st
 signature.list_of("statistics", "a list of FeatureStatistics", "FeatureStatistics")
 signature.check("FeatureStatistics:", Feature, { init = "self: table, name: string, table_name: string, rows: count" })
 signature.check("plan.statistics.", M, { constrain = "statistics: statistics, model: model, given: constraints?, world_size: count",
-  tables_of = "model: model", cells = "statistics: statistics" })
+  tables_of = "model: model", _cells = "statistics: statistics" })
 
 return M

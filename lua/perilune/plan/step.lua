@@ -281,7 +281,7 @@ function M.of_plan(plan, model, topology, batch_size, constraints)
     for _, config in ipairs(collection.tables) do
       local entry = tables[config.name]
       local constraint = constraints_of.of(constraints or {}, collection.path, config.name)
-      local fields, ranks = enumerator:shared_fields(collection, config, constraint), {}
+      local fields, ranks = enumerator:_shared_fields(collection, config, constraint), {}
       fields.id, fields.sharding_type, fields.compute_kernel, fields.runs = #list + 1, entry.sharding_type, entry.compute_kernel, {}
       if entry.sharding_type == "data_parallel" then
         ranks = true
