@@ -62,7 +62,8 @@ function M.lines(planner)
   for i = 1, math.min(MOST_RANKS, #order) do shown[i] = order[i] end
   if #order <= MOST_RANKS then table.sort(shown) end
   for _, r in ipairs(shown) do
-    ranks[#ranks + 1] = { tostring(r - 1), reasons._gib(bytes[r]), reasons._gib(search.topology.devices[r][tier]), ("%.4g"):format(times[r]) }
+    local has = search.topology.devices[r][tier]
+    ranks[#ranks + 1] = { tostring(r - 1), reasons._gib(bytes[r]), reasons._gib(has), ("%.4g"):format(times[r]) }
   end
   local words = util.map(reasons._ratings(planner), function(r) return r[1] .. " " .. r[2] end)
   local lines = { ("%s on %s: %s (%s tried, %d fit%s)"):format(util.number_of(#best.proposal, "table"),

@@ -315,7 +315,7 @@ function checkpoint.remove(path) end
 ---print((follower:poll())) --> nil
 ---saver:step(1)
 ---follower:poll()
----print(follower.step, trained.weight:equal(served.weight)) --> 1 true
+---print(follower.step, trained.weight:item(1) == served.weight:item(1)) --> 1 true
 ---follower:close()
 ---saver:close()
 ---os.execute("rm -r " .. folder)

@@ -1,8 +1,6 @@
 -- shard_functions.lua: Functions around sharded models.
 ---@meta
 
----@class peri
-local peri = {}
 ---@class peri.shard
 local shard = {}
 ---@class peri.shard.utils
@@ -405,7 +403,7 @@ shard.ManagedCollisionEmbeddingCollectionContext = {}
 ---```lua
 ---print(peri.shard.ManagedCollisionCollectionAwaitable.class_name) --> ManagedCollisionCollectionAwaitable
 ---```
----@class peri.shard.ManagedCollisionCollectionAwaitable: peri.LazyAwaitable
+---@class peri.shard.ManagedCollisionCollectionAwaitable: peri.Awaitable
 ---@param result peri.Awaitable The first result.
 ---@param rows table The stage that it came from.
 ---@overload fun(result: peri.Awaitable, rows: table): peri.shard.ManagedCollisionCollectionAwaitable

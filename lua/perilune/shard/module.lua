@@ -183,7 +183,7 @@ local KEPT = { "training", "_pipelined", "_flights", "_settle", "_loads", "_chan
 --- it, with the arguments that the module was made of.)
 function ShardedModule:_remake(plan)
   local a, kept = rawget(self, "_made_of") and util.copy(self._made_of), {}
-  if not a then P.fail(("%s: it does not say what it was made of (_keep_arguments), so it cannot be made again"):format(self.class_name)) end
+  if not a then P.fail(self.class_name .. ": it does not say what it was made of (_keep_arguments), so it cannot be made again") end
   a.plan, a.device = plan, self.device or nil
   for _, name in ipairs(KEPT) do kept[name] = rawget(self, name) end
   for key in util.ordered(util.copy(self)) do rawset(self, key, nil) end
