@@ -174,6 +174,43 @@ describe("a checkpoint", function()
     assert.equal("", (shell.run(("ls -A %s | grep drift"):format(folder))))
   end)
 
+  it("says that an optimizer of pieces of tables wants names", function()
+    sim.run(2, function(rank, world)
+      local ebc = peri.EmbeddingBagCollection { tables = { peri.EmbeddingBagConfig { name = "a", num_embeddings = 50, embedding_dim = 8,
+        feature_names = { "fa" } } } }
+      local model = peri.DistributedModelParallel { module = ebc, group = world,
+        plan = { [""] = { a = plan.row_wise { compute_kernel = "dense" } } } }
+      local adam = nn.optim.Adam { params = model:parameters(), lr = 0.1 }
+      model(peri.KeyedJaggedTensor { keys = { "fa" }, values = { rank, 40 }, lengths = { 2 } }):wait():values():sum():backward()
+      adam:step()
+      local ok, err = pcall(peri.checkpoint.save, folder .. "/unnamed", { model = model, adam = adam }, { group = world })
+      assert.is_false(ok)
+      assert.truthy(tostring(err):find("is made of model:named_parameters()", 1, true), tostring(err))
+    end)
+  end)
+
+  it("has where random numbers are, of each rank", function()
+    local layer, want = nn.Linear { in_features = 2, out_features = 2 }, {}
+    local path = folder .. "/random"
+    for _, ranks in ipairs { 2, 3 } do
+      sim.run(ranks, function(rank, world)
+        nn.manual_seed(ranks == 2 and 100 + rank or 5)
+        if ranks == 2 then
+          for _ = 1, rank + 3 do peri.rand { 2 } end
+          peri.checkpoint.save(path, { layer = layer }, { group = world })
+          want[rank] = peri.rand { 4 }:to_list()
+        else
+          peri.checkpoint.load(path, { layer = layer }, { group = world, only = { "layer/weight" } }) -- a part: they stay
+          local own = peri.rand { 4 }:to_list()
+          nn.manual_seed(5)
+          assert.same(peri.rand { 4 }:to_list(), own)
+          peri.checkpoint.load(path, { layer = layer }, { group = world })
+          assert.same(want[rank] or want[0], peri.rand { 4 }:to_list())
+        end
+      end)
+    end
+  end)
+
   it("has the modes that the umask allows, and says once where folders cannot be synced", function()
     local script = shell.write(folder .. "/modes.lua", [[
       local peri = require "perilune"

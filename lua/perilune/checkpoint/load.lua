@@ -255,6 +255,7 @@ local function load_parts(c, func, given, a, group, met, quiet, patch)
     end
     all_or_none(group and { group } or {}, func, not ok and err or nil)
   end
+  if not partial then parts_of.set_random_state(saved.random, group and group:rank() or 0) end
   if a.increments then together(group, func, met, function() require("perilune.checkpoint.save").mark(parts, c:digest(), kept) end) end
   return saved.values
 end

@@ -171,6 +171,26 @@ end
 --- What modules keep beside tensors: see nn/extra.lua.
 M.extra_of, M.extra_refusal, M.set_extra = nn.extra.extra_state, nn.extra.extra_refusal, nn.extra.set_extra_state
 
+-- -- random numbers -------------------------------------------------------------------------------------------------------------------
+
+-- Where each of this rank's generators is (nn/parameter.lua): what a checkpoint has, by the names in P.state.
+local generators = { seed = "seed", parameters = "parameters_drawn", dropouts = "dropouts_made", numbers = "numbers_drawn" }
+
+--- Where this rank's generators are: plain numbers.
+function M.random_state()
+  local list = {}
+  for name, key in util.ordered(generators) do list[name] = P.state[key] end
+  return list
+end
+
+--- Go on from what ranks had (a list): rank r from what rank r had; ranks that were not there from what rank 0 had.
+function M.set_random_state(list, rank)
+  local own = type(list) == "table" and (list[rank + 1] or list[1])
+  for name, key in util.ordered(type(own) == "table" and generators or {}) do
+    if type(own[name]) == "number" then P.state[key] = own[name] end
+  end
+end
+
 -- -- names ----------------------------------------------------------------------------------------------------------------------------
 
 local function component(key)

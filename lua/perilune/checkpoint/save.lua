@@ -397,13 +397,14 @@ local function begin(s, given)
     told = announcements(s.pieces, group)
   end)
   if s.parent then parts_of.one_digest(group, func, a.increment_of, s.parent:digest()) end
-  local all = parts_of.to_first(group, func, { told, own, s.path })
+  local all = parts_of.to_first(group, func, { told, own, s.path, parts_of.random_state() })
   together(group, func, function()
     if s.rank ~= 0 then return end
     one_path(func, all)
     orders = orders_of(util.map(all, function(of) return of[1] end))
     for name in util.ordered(own) do trees[name] = { ranks = util.map(all, function(of) return of[2][name] end) } end
-    s.text = values.encode({ parts = trees, extra = extra, values = a.values, ranks = group and group:size() or 1 }, func)
+    s.text = values.encode({ parts = trees, extra = extra, values = a.values, ranks = group and group:size() or 1,
+      random = util.map(all, function(of) return of[4] end) }, func)
   end)
   local pieces = s.pieces
   s.pieces = with_lists(s.rank, util.map(parts_of.from_first(group, func, orders), function(i) return pieces[i] end))
