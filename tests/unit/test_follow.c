@@ -144,7 +144,8 @@ static void any_rectangle_of_any_moment_is_brought_up_to_date(void **context)
         const int64_t level = draw(LEVELS + 1) - 1;
         memset(memory, 0x7f, sizeof memory);
         for (int64_t row = 0; level >= 0 && row < r.extent[0]; row++)
-            memcpy(memory + row * r.extent[1], &then[LEVELS - 1 - level][r.offset[0] + row][r.offset[1]], (size_t)r.extent[1] * sizeof(float));
+            memcpy(memory + row * r.extent[1], &then[LEVELS - 1 - level][r.offset[0] + row][r.offset[1]],
+                   (size_t)r.extent[1] * sizeof(float));
         assert_ok(peri_checkpoint_read_since(c, level, index, &r, memory));
         assert_true(alike(memory, &r, now));
     }
