@@ -115,8 +115,9 @@ static void save(const char *name, const char *parent, int64_t increment, char d
 /** Whether a rectangle in memory is that of @want. */
 static bool alike(const float *memory, const peri_checkpoint_region *r, float (*want)[COLS])
 {
+    const size_t bytes = (size_t)r->extent[1] * sizeof(float);
     for (int64_t i = 0; i < r->extent[0]; i++)
-        if (memcmp(memory + i * r->extent[1], &want[r->offset[0] + i][r->offset[1]], (size_t)r->extent[1] * sizeof(float)) != 0) return false;
+        if (memcmp(memory + i * r->extent[1], &want[r->offset[0] + i][r->offset[1]], bytes) != 0) return false;
     return true;
 }
 
