@@ -254,6 +254,66 @@ describe("perilune serve", function()
     assert.matches("perilune_reloads_total 2", run("curl -s " .. url .. "metrics"), 1, true)
   end)
 
+  it("follows its trainer: answers soon have the bits of what was saved, after a kill, too; a damaged save changes nothing", function()
+    local folder, clean = shell.temporary()
+    stop()
+    local model, held = make_model(), { batch(make_samples(30)), batch(samples) }
+    local optimizer = nn.optim.SGD { params = model:parameters(), lr = 0.1 }
+    local saver = peri.checkpoint.Saver { folder = folder .. "/run", parts = { model = model }, every = 1, full_every = 4, keep = 9 }
+    local file = folder .. "/now.peri"
+    local function export_now()
+      model:export(file, { batches = held, step = 0 })
+      wanted = peri.export.open(file):predict(batch(samples)).logits:to_list()
+    end
+    local function await(part)
+      for _ = 1, 100 do
+        local out = run("curl -s " .. url .. "health")
+        if out:find(part, 1, true) then return end
+        os.execute "sleep 0.05"
+      end
+      error(part .. ": " .. run("curl -s " .. url .. "health"))
+    end
+    local function still() same(json.decode(post("v1/models/demo:predict", rows(samples))).predictions) end
+    export_now()
+    assert(os.rename(file, path))
+    start(("--name demo --follow %s/run"):format(folder))
+    still()
+    for step = 1, 6 do
+      peri.scope(function()
+        optimizer:zero_grad()
+        local out = model(batch(make_samples(4 + step)))
+        out:backward()
+        optimizer:step()
+      end)
+      saver:step(step)
+      local last = ("%s/run/save-%06d-step-%d"):format(folder, step, step)
+      if step == 3 then
+        shell.run(("f=$(ls %s/*.safetensors | head -1); printf xx | dd of=$f bs=1 conv=notrunc seek=$(($(stat -c %%s $f) - 2))"):format(
+          last))
+        await "the last good model serves on"
+        assert.matches('"version":"2"', run("curl -s " .. url .. "health"), 1, true)
+        still()
+      elseif step ~= 4 then -- an increment of the damaged one; step 5 is full
+        await(('"version":"%d"'):format(step))
+        export_now()
+        still()
+      end
+    end
+    shell.run(("mv %s/run %s/away"):format(folder, folder))
+    await "run': No such file"
+    still()
+    shell.run(("mv %s/away %s/run"):format(folder, folder))
+    stop "KILL"
+    start(("--name demo --follow %s/run"):format(folder))
+    assert.matches('"version":"6"', run("curl -s " .. url .. "health"), 1, true)
+    still()
+    saver:close()
+    stop()
+    clean()
+    export(5)
+    start "--name demo"
+  end)
+
   it("stops when it is asked, and its port is free at once", function()
     local port = url:match ":(%d+)/"
     run("curl -s " .. url .. "health")

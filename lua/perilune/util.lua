@@ -368,6 +368,9 @@ function M.face(what, content, modules, names, whole)
   })
 end
 
+--- The address of what a handle points to, as a number.
+function M.address(x) return tonumber(ffi.cast("uintptr_t", x.ptr)) end
+
 --- The positions of a list's values: { "a", "b" } -> { a = 1, b = 2 }.
 function M.index_of(values)
   local index = {}

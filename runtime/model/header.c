@@ -59,6 +59,15 @@ static bool flag(peri__json *j)
     return x == 1;
 }
 
+/** The name of a tensor, which may be long. */
+static void set_source(peri__json *j, char **to)
+{
+    char text[PERI__MODEL_SOURCE];
+    peri__free(*to);
+    *to = NULL;
+    if (peri__json_text(j, text, sizeof text) && !(*to = peri__strdup(text))) j->status = PERI_ENOMEM;
+}
+
 #define KEY(text) (!strcmp(key, text))
 
 static void read_section(peri__json *j, peri_model *m)
@@ -71,6 +80,8 @@ static void read_section(peri__json *j, peri_model *m)
         if (KEY("offset")) s->offset = peri__json_integer(j);
         else if (KEY("bytes")) s->bytes = peri__json_integer(j);
         else if (KEY("checksum")) s->checksum = peri__json_hex(j);
+        else if (KEY("source")) set_source(j, &s->source);
+        else if (KEY("turned")) s->turned = flag(j);
         else peri__json_skip(j, NULL, NULL);
     }
 }

@@ -10,6 +10,8 @@
  *   context.c   the memory of one thread's calls: which results share it
  *   predict.c   the operations
  *   writer.c    a file while it is being written
+ *   update.c    a model brought to what a checkpoint has (follow.h)
+ *   follow.c    one that follows the checkpoints of a run
  */
 #ifndef PERI_MODEL_INTERNAL_H
 #define PERI_MODEL_INTERNAL_H
@@ -44,8 +46,12 @@ typedef struct peri__mapped {
     int64_t changed_s, changed_ns; /* of the file, when it was opened */
 } peri__mapped;
 
-/** Map @path, or read it (@copy). @guard: the handler of SIGBUS knows of it. */
-peri_status peri__mapped_open(const char *path, bool copy, bool guard, peri__mapped *out);
+/** How to have a file in memory: mapped, unless it is read into `copy`; with `own` it is mapped so that what this process writes there is
+ *  its own; with `guard` the handler of SIGBUS knows of it. */
+typedef struct peri__mapping {
+    bool copy, own, guard;
+} peri__mapping;
+peri_status peri__mapped_open(const char *path, peri__mapping how, peri__mapped *out);
 void peri__mapped_close(peri__mapped *m);
 /** Whether a part of it was missing when somebody read it. */
 bool peri__mapped_cut(const peri__mapped *m);
@@ -55,6 +61,8 @@ bool peri__mapped_cut(const peri__mapped *m);
 typedef struct peri__model_section {
     int64_t offset, bytes;
     uint64_t checksum; /* XXH3-64 */
+    char *source; /* name of the tensor that it was made of, in the model's state; NULL: unknown */
+    bool turned;  /* from the transpose of that tensor */
 } peri__model_section;
 
 /** An array of f32: of each sample `columns` numbers, or, where it is a section, of all samples together. */
@@ -84,7 +92,7 @@ typedef struct peri__model_bag {
     int32_t input, table, pooling; /* PERI_POOLING_SUM, PERI_POOLING_MEAN */
 } peri__model_bag;
 
-enum { PERI__MODEL_NUMBERS = 2, PERI__MODEL_TEXT = 200 };
+enum { PERI__MODEL_NUMBERS = 2, PERI__MODEL_TEXT = 200, PERI__MODEL_SOURCE = 1000 };
 
 typedef struct peri__model_operation {
     int32_t kind, out, weight; /* weight: a section, or -1 */
@@ -108,6 +116,7 @@ struct peri_model {
     peri__mapped file;
     char *path, *name, *producer;
     char digest[33];
+    bool followed; /* it has not what the file has, but what a checkpoint has */
     int32_t version;
     int64_t step, table_bytes;
     /* n_*: entries; the lists grow while the header is read. */
@@ -122,6 +131,8 @@ struct peri_model {
     peri__model_rows *rows; /* n_tables */
 };
 
+/** peri_model_open; @own: in memory of its own, for peri__model_update. */
+peri_status peri__model_open(const char *path, int32_t flags, bool own, peri_model **out);
 /** Read the header @text into an empty model. */
 peri_status peri__model_header(peri_model *m, const char *text, int64_t bytes, const char *what);
 /** Check all of it against a file of @bytes. */

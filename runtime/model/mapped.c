@@ -46,7 +46,7 @@ static void on_bus_error(int number, siginfo_t *info, void *context)
         uintptr_t begin = atomic_load(&slots[i].begin), end = atomic_load(&slots[i].end);
         if (!begin || at < begin || at >= end) continue;
         void *from = (void *)(at & ~(page - 1));
-        if (mmap(from, page, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED) break;
+        if (mmap(from, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED) break;
         atomic_store(&slots[i].cut, true);
         errno = kept;
         return;
@@ -97,14 +97,15 @@ static peri_status read_all(int fd, const char *path, char *to, int64_t bytes)
     return PERI_OK;
 }
 
-static peri_status load(int fd, const char *path, bool copy, bool guard, peri__mapped *m)
+static peri_status load(int fd, const char *path, peri__mapping how, peri__mapped *m)
 {
-    char *data = copy ? mmap(NULL, (size_t)m->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
-                      : mmap(NULL, (size_t)m->bytes, PROT_READ, MAP_SHARED, fd, 0);
-    if (data == MAP_FAILED) return failed(path, copy ? "there is no memory for it" : "it cannot be mapped");
+    const int protection = how.copy || how.own ? PROT_READ | PROT_WRITE : PROT_READ;
+    const int flags = how.copy ? MAP_PRIVATE | MAP_ANONYMOUS : how.own ? MAP_PRIVATE | MAP_NORESERVE : MAP_SHARED;
+    char *data = mmap(NULL, (size_t)m->bytes, protection, flags, how.copy ? -1 : fd, 0);
+    if (data == MAP_FAILED) return failed(path, how.copy ? "there is no memory for it" : "it cannot be mapped");
     m->data = data;
-    if (!copy && !guard) return PERI_OK;
-    if (!copy) {
+    if (!how.copy && !how.guard) return PERI_OK;
+    if (!how.copy) {
         m->slot = watch(data, m->bytes);
         if (m->slot >= 0) return PERI_OK;
         munmap(data, (size_t)m->bytes);
@@ -115,7 +116,7 @@ static peri_status load(int fd, const char *path, bool copy, bool guard, peri__m
     return status;
 }
 
-peri_status peri__mapped_open(const char *path, bool copy, bool guard, peri__mapped *out)
+peri_status peri__mapped_open(const char *path, peri__mapping how, peri__mapped *out)
 {
     peri__mapped m = {.fd = -1, .slot = -1};
     struct stat info;
@@ -131,9 +132,9 @@ peri_status peri__mapped_open(const char *path, bool copy, bool guard, peri__map
         m.bytes = info.st_size;
         m.changed_s = info.st_mtim.tv_sec;
         m.changed_ns = info.st_mtim.tv_nsec;
-        status = load(fd, path, copy, guard, &m);
+        status = load(fd, path, how, &m);
     }
-    if (status < 0 || copy) close(fd);
+    if (status < 0 || how.copy) close(fd);
     else m.fd = fd;
     if (status >= 0) *out = m;
     return status;

@@ -23,6 +23,7 @@ static void release_lists(peri_model *m)
         peri__free((void *)(uintptr_t)m->tables[i].name);
         peri__free((void *)(uintptr_t)m->tables[i].dtype);
     }
+    for (int32_t i = 0; i < m->n_sections; i++) peri__free(m->sections[i].source);
     peri__free(m->sections);
     peri__free(m->values);
     peri__free(m->operations);
@@ -87,10 +88,8 @@ static peri_status load_header(peri_model *m, char **text, int64_t *bytes)
     return PERI_OK;
 }
 
-peri_status peri_model_open(const char *path, int32_t flags, peri_model **out)
+peri_status peri__model_open(const char *path, int32_t flags, bool own, peri_model **out)
 {
-    PERI_NEED(path);
-    PERI_NEED(out);
     if (flags & ~(PERI_MODEL_VERIFY | PERI_MODEL_COPY | PERI_MODEL_GUARD))
         return peri__fail(PERI_EINVAL, "peri_model_open: flags %d, allowed: PERI_MODEL_VERIFY | PERI_MODEL_COPY | PERI_MODEL_GUARD", flags);
     peri_model *m = peri__alloc_zero(sizeof *m);
@@ -102,7 +101,7 @@ peri_status peri_model_open(const char *path, int32_t flags, peri_model **out)
     int64_t bytes = 0;
     snprintf(what, sizeof what, "peri_model_open: header of '%.200s'", path);
     peri_status status = (m->path = peri__strdup(path)) ? PERI_OK : PERI_ENOMEM;
-    if (status >= 0) status = peri__mapped_open(path, flags & PERI_MODEL_COPY, flags & PERI_MODEL_GUARD, &m->file);
+    if (status >= 0) status = peri__mapped_open(path, (peri__mapping){flags & PERI_MODEL_COPY, own, flags & PERI_MODEL_GUARD}, &m->file);
     if (status >= 0) status = load_header(m, &text, &bytes);
     if (status >= 0) status = peri__model_header(m, text, bytes, what);
     if (status >= 0) status = peri__model_check(m, what);
@@ -114,9 +113,18 @@ peri_status peri_model_open(const char *path, int32_t flags, peri_model **out)
     return status;
 }
 
+peri_status peri_model_open(const char *path, int32_t flags, peri_model **out)
+{
+    PERI_NEED(path);
+    PERI_NEED(out);
+    return peri__model_open(path, flags, false, out);
+}
+
 peri_status peri_model_verify(const peri_model *model)
 {
     PERI_NEED(model);
+    if (model->followed)
+        return peri__fail(PERI_EUNSUPPORTED, "peri_model_verify: '%.200s' follows a run: it has no longer what the file has", model->path);
     if (model->file.slot < 0) PERI_TRY(peri__model_unchanged("peri_model_verify", model));
     for (int32_t i = 0; i < model->n_sections; i++) {
         const peri__model_section *s = &model->sections[i];

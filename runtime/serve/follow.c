@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * follow.c: see follow.h. It never gives up: whatever becomes of the file, the last good one serves on (it is mapped, so its name may go),
- * /health says what is amiss, and the next good file is taken. It asks for the file's status again and again, since network file systems
- * tell of no changes.
+ * follow.c: see follow.h. It never gives up: whatever becomes of the file or of the checkpoints, the last good model serves on, /health
+ * says what is amiss, and the next good one is taken. It asks the file system again and again, since network file systems tell of no
+ * changes.
  */
 #include "follow.h"
 
@@ -21,16 +21,21 @@ typedef struct identity {
     struct timespec changed;
 } identity;
 
+/** What may be amiss. */
+enum { FILE_NOTE, FOLDER_NOTE, RUN_NOTE, NOTES };
+
 struct peri__follow {
+    peri__follow_source source;
     peri__server *server;
-    const char *path, *name;
+    peri_model_follower *run; /* NULL: of no run */
+    char name[256];           /* whatever a new file says */
     int64_t every_ns;
     identity served, refused; /* refused: of the last file that could not be taken */
-    char said[PERI_MESSAGE_MAX];
+    char notes[NOTES][PERI_MESSAGE_MAX], said[PERI_MESSAGE_MAX]; /* "": nothing */
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t wake;
-    bool stop;
+    bool running, stop;
 };
 
 static bool look(const char *path, identity *out)
@@ -48,52 +53,115 @@ static bool alike(const identity *a, const identity *b)
            a->changed.tv_nsec == b->changed.tv_nsec;
 }
 
-/** Say once what is amiss; "": nothing is. */
-static void say(peri__follow *f, const char *text)
+/* -- the model ------------------------------------------------------------------------------------------------------------------------- */
+
+/** The model of the file as it is now, or of the run's newest checkpoint; @run new, or NULL. */
+static peri_status open_model(peri__follow *f, const char *name, bool verify, peri_model_follower **run, peri__serve_model **out)
 {
+    const peri__follow_source *s = &f->source;
+    peri_model *model;
+    *run = NULL;
+    if (!s->folder) return peri__serve_open_file(s->path, name, verify, out);
+    PERI_TRY(peri_model_follower_new(s->path, s->folder, s->saved, PERI_MODEL_GUARD | (verify ? PERI_MODEL_VERIFY : 0), run));
+    peri_status status = peri_model_follower_poll(*run, &model);
+    if (status != PERI_OK) { /* what is amiss is said at the first look */
+        model = peri_model_follower_model(*run);
+        peri_model_retain(model);
+    }
+    const char *checkpoint = peri_model_follower_path(*run);
+    status = peri__serve_take_file(model, s->path, name, checkpoint ? checkpoint : s->path, out);
+    if (status < 0) peri_model_follower_release(*run), *run = NULL;
+    return status;
+}
+
+/** Say once what is amiss; "": nothing is. */
+static void say(peri__follow *f)
+{
+    const char *text = "";
+    for (int i = 0; i < NOTES && !*text; i++) text = f->notes[i];
     if (strcmp(f->said, text) == 0) return;
     snprintf(f->said, sizeof f->said, "%s", text);
     peri__server_note(f->server, text);
-    printf("perilune serve: %s\n", *text ? text : "the model file is as it should be again");
+    printf("perilune serve: %s\n", *text ? text : "everything is as it should be again");
     fflush(stdout);
 }
 
-static void take(peri__follow *f, const identity *now)
+static void amiss(peri__follow *f, int which, const char *why)
 {
-    peri__serve_model *model = NULL;
-    peri_status status = peri__serve_open_file(f->path, f->name, true, &model);
-    char version[64] = "";
-    if (status >= 0) snprintf(version, sizeof version, "%s", model->facts.version);
-    if (status >= 0) status = peri__server_swap(f->server, model);
-    if (status >= 0) {
-        f->served = *now;
-        say(f, "");
-        printf("perilune serve: version %s from now on\n", version);
-        fflush(stdout);
-        return;
-    }
     char text[PERI_MESSAGE_MAX];
-    snprintf(text, sizeof text, "the last good model serves on: %.400s", peri_error_message());
-    peri__serve_model_release(model);
-    atomic_fetch_add(&peri__server_metrics(f->server)->reload_failures, 1);
-    if (status == PERI_EFORMAT || status == PERI_EUNSUPPORTED) f->refused = *now; /* it will not get better by itself */
-    say(f, text);
+    snprintf(text, sizeof text, "the last good model serves on: %.400s", why);
+    if (strcmp(f->notes[which], text) != 0) atomic_fetch_add(&peri__server_metrics(f->server)->reload_failures, 1);
+    memcpy(f->notes[which], text, sizeof text);
 }
 
-static void tick(peri__follow *f)
+/** Give the server a model, which is taken over. */
+static peri_status swap(peri__follow *f, peri__serve_model *model)
+{
+    char version[64];
+    snprintf(version, sizeof version, "%s", model->facts.version);
+    peri_status status = peri__server_swap(f->server, model);
+    if (status < 0) peri__serve_model_release(model);
+    else printf("perilune serve: version %s from now on\n", version), fflush(stdout);
+    return status;
+}
+
+/** Another file has the model's name. */
+static void take_file(peri__follow *f, const identity *now)
+{
+    peri__serve_model *model = NULL;
+    peri_model_follower *run = NULL;
+    peri_status status = open_model(f, f->name, true, &run, &model);
+    if (status >= 0) status = swap(f, model);
+    if (status >= 0) {
+        peri_model_follower_release(f->run);
+        f->run = run;
+        f->served = *now;
+        *f->notes[FILE_NOTE] = 0;
+        return;
+    }
+    amiss(f, FILE_NOTE, peri_error_message());
+    peri_model_follower_release(run);
+    if (status == PERI_EFORMAT || status == PERI_EUNSUPPORTED) f->refused = *now; /* it will not get better by itself */
+}
+
+static void look_at_file(peri__follow *f)
 {
     identity now;
-    if (!look(f->path, &now)) {
-        char text[PERI_MESSAGE_MAX];
-        snprintf(text, sizeof text, "the last good model serves on: '%.300s': %s", f->path, strerror(errno));
-        say(f, text);
-    } else if (alike(&now, &f->served)) say(f, "");
-    else if (!alike(&now, &f->refused)) take(f, &now);
+    char text[PERI_MESSAGE_MAX];
+    if (!look(f->source.path, &now)) {
+        snprintf(text, sizeof text, "'%.300s': %s", f->source.path, strerror(errno));
+        amiss(f, FILE_NOTE, text);
+    } else if (alike(&now, &f->served)) {
+        *f->notes[FILE_NOTE] = 0;
+    } else if (!alike(&now, &f->refused)) {
+        take_file(f, &now);
+    }
+}
+
+static void look_at_run(peri__follow *f)
+{
+    identity folder;
+    char text[PERI_MESSAGE_MAX];
+    peri_model *model;
+    peri__serve_model *served;
+    if (!look(f->source.folder, &folder)) {
+        snprintf(text, sizeof text, "'%.300s': %s", f->source.folder, strerror(errno));
+        amiss(f, FOLDER_NOTE, text);
+        return;
+    }
+    *f->notes[FOLDER_NOTE] = 0;
+    peri_status status = peri_model_follower_poll(f->run, &model);
+    if (status == PERI_PENDING) return; /* what was amiss with a checkpoint is, until there is a good one */
+    if (status >= 0) status = peri__serve_take_file(model, f->source.path, f->name, peri_model_follower_path(f->run), &served);
+    if (status >= 0) status = swap(f, served);
+    if (status >= 0) *f->notes[RUN_NOTE] = 0;
+    else amiss(f, RUN_NOTE, peri_error_message());
 }
 
 static void *follow(void *ctx)
 {
     peri__follow *f = ctx;
+    peri__thread_alone();
     pthread_mutex_lock(&f->lock);
     while (!f->stop) {
         struct timespec t;
@@ -102,43 +170,58 @@ static void *follow(void *ctx)
         t = (struct timespec){.tv_sec = until / 1000000000, .tv_nsec = until % 1000000000};
         if (pthread_cond_timedwait(&f->wake, &f->lock, &t) != ETIMEDOUT) continue;
         pthread_mutex_unlock(&f->lock);
-        tick(f);
+        look_at_file(f);
+        if (f->run) look_at_run(f);
+        say(f);
         pthread_mutex_lock(&f->lock);
     }
     pthread_mutex_unlock(&f->lock);
     return NULL;
 }
 
-peri_status peri__follow_start(peri__server *server, const char *path, const char *name, int64_t every_ns, peri__follow **out)
+peri_status peri__follow_open(const peri__follow_source *source, peri__serve_model **model, peri__follow **out)
 {
     peri__follow *f = peri__alloc_zero(sizeof *f);
     if (!f) return PERI_ENOMEM;
-    f->server = server, f->path = path, f->name = name, f->every_ns = every_ns;
+    f->source = *source;
+    look(source->path, &f->served); /* before it is opened: what replaces it meanwhile is seen at the first look */
+    peri_status status = open_model(f, source->name, false, &f->run, model);
+    if (status < 0) {
+        peri__free(f);
+        return status;
+    }
+    snprintf(f->name, sizeof f->name, "%s", (*model)->facts.name);
+    *out = f;
+    return PERI_OK;
+}
+
+peri_status peri__follow_start(peri__follow *f, peri__server *server, int64_t every_ns)
+{
+    f->server = server, f->every_ns = every_ns;
     pthread_condattr_t clock;
     pthread_condattr_init(&clock);
     pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
     pthread_cond_init(&f->wake, &clock);
     pthread_condattr_destroy(&clock);
     pthread_mutex_init(&f->lock, NULL);
-    look(path, &f->served); /* a file that was replaced since it was opened is seen at its next change */
     int problem = peri__thread_start(&f->thread, follow, f);
-    if (problem) {
-        peri__free(f);
-        return peri__fail(PERI_EIO, "perilune serve: no thread: %s", strerror(problem));
-    }
-    *out = f;
+    if (problem) return peri__fail(PERI_EIO, "perilune serve: no thread: %s", strerror(problem));
+    f->running = true;
     return PERI_OK;
 }
 
 void peri__follow_stop(peri__follow *f)
 {
     if (!f) return;
-    pthread_mutex_lock(&f->lock);
-    f->stop = true;
-    pthread_cond_signal(&f->wake);
-    pthread_mutex_unlock(&f->lock);
-    pthread_join(f->thread, NULL);
-    pthread_cond_destroy(&f->wake);
-    pthread_mutex_destroy(&f->lock);
+    if (f->running) {
+        pthread_mutex_lock(&f->lock);
+        f->stop = true;
+        pthread_cond_signal(&f->wake);
+        pthread_mutex_unlock(&f->lock);
+        pthread_join(f->thread, NULL);
+        pthread_cond_destroy(&f->wake);
+        pthread_mutex_destroy(&f->lock);
+    }
+    peri_model_follower_release(f->run);
     peri__free(f);
 }

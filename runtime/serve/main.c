@@ -4,7 +4,6 @@
  * lua/perilune/launch/serve.lua, which has the help; times are nanoseconds here, sizes bytes.
  */
 #include "follow.h"
-#include "model_file.h"
 #include "server.h"
 
 #include <errno.h>
@@ -14,12 +13,14 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-enum { MOST_HOSTS = 64, FILES_BESIDE = 256 /* open files beside connections */ };
+enum { MOST_HOSTS = 64, FILES_BESIDE = 256, /* open files beside connections */
+       WATCH_NS = 1000000000, FOLLOW_NS = 100000000 };
 
 typedef struct settings {
     peri__server_options server;
-    const char *model, *name, *hosts[MOST_HOSTS];
-    int64_t grace_ns, watch_ns; /* watch 0: the file is not looked at again */
+    peri__follow_source source;
+    const char *hosts[MOST_HOSTS];
+    int64_t grace_ns, watch_ns; /* watch 0: nothing is looked at again; -1: not said */
 } settings;
 
 /** A number of a word; what is out of range is refused, though serve.lua has looked. */
@@ -35,8 +36,10 @@ static bool number(const char *text, int64_t least, int64_t most, int64_t *out)
 
 static bool take_text(settings *s, const char *key, const char *value)
 {
-    if (strcmp(key, "model") == 0) s->model = value;
-    else if (strcmp(key, "name") == 0) s->name = value;
+    if (strcmp(key, "model") == 0) s->source.path = value;
+    else if (strcmp(key, "name") == 0) s->source.name = value;
+    else if (strcmp(key, "follow") == 0) s->source.folder = value;
+    else if (strcmp(key, "saved") == 0) s->source.saved = value;
     else if (strcmp(key, "listen") == 0) s->server.http.address = value;
     else if (strcmp(key, "host") == 0 && s->server.http.n_names < MOST_HOSTS) s->hosts[s->server.http.n_names++] = value;
     else return false;
@@ -89,8 +92,8 @@ static bool take_words(settings *s, int argc, char **argv)
             return false;
         }
     }
-    if (!s->model) fprintf(stderr, "perilune-serve: start it as: perilune serve model.peri\n");
-    return s->model != NULL;
+    if (!s->source.path) fprintf(stderr, "perilune-serve: start it as: perilune serve model.peri\n");
+    return s->source.path != NULL;
 }
 
 /** A file for each connection: without it, accepting would fail again and again. */
@@ -112,12 +115,13 @@ static int serve(const settings *s, const sigset_t *set)
 {
     peri__serve_model *model;
     peri__server *server;
-    peri__follow *follow = NULL;
+    peri__follow *follow;
+    const int64_t watch = s->watch_ns >= 0 ? s->watch_ns : s->source.folder ? FOLLOW_NS : WATCH_NS;
     char name[256] = "", version[64] = ""; /* copies: the model may be replaced at any time */
-    peri_status status = peri__serve_open_file(s->model, s->name, false, &model);
+    peri_status status = peri__follow_open(&s->source, &model, &follow);
     if (status >= 0) snprintf(name, sizeof name, "%s", model->facts.name), snprintf(version, sizeof version, "%s", model->facts.version);
     if (status >= 0) status = peri__server_open(&s->server, model, &server);
-    if (status >= 0 && s->watch_ns) status = peri__follow_start(server, s->model, name, s->watch_ns, &follow);
+    if (status >= 0 && watch) status = peri__follow_start(follow, server, watch);
     if (status < 0) {
         fprintf(stderr, "perilune: %s\n", peri_error_message());
         return 1;
@@ -151,7 +155,8 @@ int main(int argc, char **argv)
                              .most_queue = 1000,
                              .most_batch = 256},
                   .grace_ns = INT64_C(30000000000),
-                  .watch_ns = INT64_C(1000000000)};
+                  .watch_ns = -1,
+                  .source = {.saved = "model"}};
     sigset_t set;
     if (!take_words(&s, argc, argv) || !allow_files(s.server.http.most_connections)) return 2;
     s.server.http.names = s.hosts;

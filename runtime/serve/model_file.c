@@ -4,7 +4,6 @@
  */
 #include "model_file.h"
 
-#include <perilune/model.h>
 #include <stdio.h>
 #include <sys/stat.h>
 
@@ -139,7 +138,7 @@ static peri_status take_outputs(file_model *m)
 }
 
 /** What requests call the model, and its version: the step of the training, or else the begin of its digest. */
-static void take_name(file_model *m, const char *path, const char *name)
+static void take_name(file_model *m, const char *path, const char *name, const char *written)
 {
     peri_model_info info;
     struct stat st;
@@ -152,23 +151,33 @@ static void take_name(file_model *m, const char *path, const char *name)
     else snprintf(m->version, sizeof m->version, "%.12s", info.digest);
     m->model.facts.name = m->name;
     m->model.facts.version = m->version;
-    if (stat(path, &st) == 0) m->model.born_unix_ns = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
+    if (stat(written, &st) == 0) m->model.born_unix_ns = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
 }
 
 peri_status peri__serve_open_file(const char *path, const char *name, bool verify, peri__serve_model **out)
 {
+    peri_model *file;
+    PERI_TRY(peri_model_open(path, PERI_MODEL_GUARD | (verify ? PERI_MODEL_VERIFY : 0), &file));
+    return peri__serve_take_file(file, path, name, path, out);
+}
+
+peri_status peri__serve_take_file(peri_model *file, const char *path, const char *name, const char *written, peri__serve_model **out)
+{
     file_model *m = peri__alloc_zero(sizeof *m);
-    if (!m) return PERI_ENOMEM;
+    if (!m) {
+        peri_model_release(file);
+        return PERI_ENOMEM;
+    }
+    m->file = file;
     m->model.kind = &kind;
     peri__refs_init(&m->model.refs);
-    peri_status status = peri_model_open(path, PERI_MODEL_GUARD | (verify ? PERI_MODEL_VERIFY : 0), &m->file);
-    if (status >= 0) status = take_inputs(m);
+    peri_status status = take_inputs(m);
     if (status >= 0) status = take_outputs(m);
     if (status < 0) {
         close_file(&m->model);
         return status;
     }
-    take_name(m, path, name);
+    take_name(m, path, name, written);
     *out = &m->model;
     return PERI_OK;
 }

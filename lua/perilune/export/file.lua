@@ -78,16 +78,19 @@ local Writer = util.class "ExportWriter"
 local Handle = P.handle("peri_model_writer", {}, {}, "the writer of a model file")
 local writer_out, number, place = ffi.new "peri_model_writer *[1]", ffi.new "int32_t[1]", ffi.new "peri_model_writer_place"
 
---- rank: only rank 0 writes; the others take part in what is collective.
-function Writer:init(path, rank)
-  self.rank, self.sections, self.panels = rank, 0, {}
+--- rank: only rank 0 writes; the others take part in what is collective. names: of the model's parameters and buffers, by the addresses of
+--- what their handles point to.
+function Writer:init(path, rank, names)
+  self.rank, self.sections, self.panels, self.names, self.sources = rank, 0, {}, names, {}
   if rank ~= 0 then return end
   check(C.peri_model_writer_new(path, writer_out))
   self.handle = Handle(writer_out[0])
 end
 
-function Writer:begin()
+--- Begin a section. source: the name of the tensor that it is made of, where it is one of the model's state; turned: of its transpose.
+function Writer:begin(source, turned)
   self.sections = self.sections + 1
+  self.sources[self.sections] = source and { { "source", source }, turned and { "turned", 1 } or nil } or {}
   if self.handle then check(C.peri_model_writer_begin(self.handle.ptr, number)) end
   return self.sections - 1
 end
@@ -100,7 +103,7 @@ end
 
 --- A constant, as f32.
 function Writer:constant(tensor)
-  local section = self:begin()
+  local section = self:begin(self.names[util.address(tensor)])
   self:put(tensor:detach():to("f32", "cpu"):contiguous())
   return section
 end
@@ -112,7 +115,7 @@ function Writer:matrix(p)
   local t = p.tensor:detach():to("f32", "cpu")
   if p.transposed then t = t:transpose(1, 2) end
   t = t:contiguous()
-  local shape, section = t:shape(), self:begin()
+  local shape, section = t:shape(), self:begin(self.names[p.at], p.transposed)
   if self.handle then
     local buffer = t:read()
     check(C.peri_model_writer_panels(self.handle.ptr, buffer, shape[1], shape[2]))
@@ -122,8 +125,8 @@ function Writer:matrix(p)
 end
 
 --- A table (see by_rows) in `dtype`.
-function Writer:table(weight, rows, columns, dtype)
-  local section = self:begin()
+function Writer:table(weight, rows, columns, dtype, source)
+  local section = self:begin(source)
   by_rows(weight, rows, columns, function(block) self:put(encoded(block, dtype)) end)
   return section
 end
@@ -134,6 +137,7 @@ function Writer:places()
   for i = 1, self.sections do
     check(C.peri_model_writer_section(self.handle.ptr, i - 1, place))
     list[i] = object({ "offset", tonumber(place.offset) }, { "bytes", tonumber(place.bytes) }, { "checksum", hex_of(place.checksum) })
+    for _, field in ipairs(self.sources[i]) do table.insert(list[i], field) end
   end
   return list
 end
@@ -169,13 +173,14 @@ local function operation_json(o, index, weight, bags)
 end
 
 --- Write everything but the name. p: { writer =, operations =, values = (of the lowering, those that are used), inputs =, outputs =,
---- tables = { { name =, weight =, rows =, columns =, dtype = } }, name =, step = }. Returns the path of the finished file, on rank 0.
+--- tables = { { name =, weight =, rows =, columns =, dtype =, source = } }, name =, step = }. Returns the path of the finished file, on
+--- rank 0.
 function M.write(p)
   local w, renumbered, values = p.writer, {}, {}
   local function index(old) return renumbered[old] end
   local tables = util.map(p.tables, function(t)
     return object({ "name", t.name }, { "dtype", t.dtype }, { "rows", t.rows }, { "columns", t.columns },
-      { "section", w:table(t.weight, t.rows, t.columns, t.dtype) })
+      { "section", w:table(t.weight, t.rows, t.columns, t.dtype, t.source) })
   end)
   for old, v in util.ordered(p.values) do
     renumbered[old] = #values

@@ -18,7 +18,7 @@ local file = require "perilune.export.file"
 local opened = require "perilune.export.open"
 local compare = require "perilune.export.compare"
 
-local M = { open = opened.open, ordered = compare.ordered }
+local M = { open = opened.open, follow = opened.follow, ordered = compare.ordered }
 
 local arguments = {
   batches = util.required.list,       -- held-out batches, tables as the model is called with; of at least SAMPLES[2] samples the first
@@ -221,7 +221,7 @@ local function inputs_of(func, a, kept, values, state_dict)
         if not file.table_dtypes[dtype] then
           P.fail(("%s: table '%s' as '%s', allowed: f32, f16, bf16, int8, int4, fp8"):format(func, out.table, tostring(dtype)))
         end
-        tables[#tables + 1] = { name = out.table, weight = weight, rows = out.rows, columns = out.columns, dtype = dtype,
+        tables[#tables + 1] = { name = out.table, weight = weight, rows = out.rows, columns = out.columns, dtype = dtype, source = key,
           rounded = dtype ~= own and dtype ~= "f32" }
         by_table[key] = #tables - 1
       end
@@ -277,13 +277,20 @@ local function recorded(model, call, a, collections)
   return kept, values, outputs, traces
 end
 
+--- The names of a model's parameters and buffers, by the addresses of what their handles point to.
+local function names_of(model)
+  local names = {}
+  for _, entry in ipairs(model:named_state()) do names[util.address(util.resolve(entry.tensor))] = entry.name end
+  return names
+end
+
 local function export(func, model, path, a)
   local call = a.call or default_call
   local collections = collections_of(func, inner_of(model))
   local kept, values, outputs, traces = recorded(model, call, a, collections)
   local inputs, tables = inputs_of(func, a, kept, values, function() return model:state_dict() end)
   local rank = P.state.world and P.state.world:rank() or 0
-  local writer = file.Writer(path, rank)
+  local writer = file.Writer(path, rank, names_of(inner_of(model)))
   local ok, report = pcall(function()
     local fresh = file.write { writer = writer, operations = kept, values = values, inputs = inputs, outputs = outputs, tables = tables,
       name = a.name, step = a.step }

@@ -26,6 +26,41 @@ function M.open(path, options)
   return wrap(out[0])
 end
 
+local follower_methods, follower_meta = {}, {}
+local wrap_follower, _, follower_ptr = P.handle("peri_model_follower", follower_methods, follower_meta, "a model file that follows a run")
+local follower_out = ffi.new "peri_model_follower *[1]"
+
+--- Open a model file for following the checkpoints that a trainer saves into `folder`. options: saved = what the model is called there, as
+--- in peri.checkpoint.save(path, { model = model }) ("model"); verify, guard: as for open.
+function M.follow(path, folder, options)
+  local o = util.named("export.follow", options, { saved = "model", verify = false, guard = false })
+  check(C.peri_model_follower_new(path, folder, o.saved, (o.verify and C.PERI_MODEL_VERIFY or 0)
+    + (o.guard and C.PERI_MODEL_GUARD or 0), follower_out))
+  return wrap_follower(follower_out[0])
+end
+
+--- Take the newest checkpoint. Returns the model that has it, as export.open gives one, which never changes; nil: nothing newer is there,
+--- or the model before the last one is still open (release it); nil and a text: what is there cannot be had, and why.
+function follower_methods:poll()
+  local status = C.peri_model_follower_poll(follower_ptr(self), out)
+  if status == C.PERI_PENDING then return nil end
+  if status < 0 then return nil, ffi.string(C.peri_error_message()) end
+  return wrap(out[0])
+end
+
+--- The newest model, at first as the file has it.
+function follower_methods:model()
+  local model = C.peri_model_follower_model(follower_ptr(self))
+  C.peri_model_retain(model)
+  return wrap(model)
+end
+
+--- The path of the checkpoint that it has; nil: none yet.
+function follower_methods:path()
+  local path = C.peri_model_follower_path(follower_ptr(self))
+  return path ~= nil and ffi.string(path) or nil
+end
+
 --- What is known about it: { path =, name =, producer =, digest =, version =, bytes =, table_bytes =, step =, operations = }.
 function methods:describe()
   local info = ffi.new "peri_model_info"
@@ -154,6 +189,6 @@ function methods:predict(batch)
   return answers, kept
 end
 
-signature.check("export.", M, { open = "path: string, options: table?" })
+signature.check("export.", M, { open = "path: string, options: table?", follow = "path: string, folder: string, options: table?" })
 
 return M

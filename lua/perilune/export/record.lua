@@ -7,7 +7,6 @@
 -- A tensor is known by the address of what its handle points to; all that were seen are kept alive until both traces are done, so that no
 -- address has two meanings. An argument or result that is a tensor stands in an entry as { id = n }; a tensor that no recorded operation
 -- has made stands there as { constant = tensor }.
-local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
@@ -34,7 +33,7 @@ local function where()
   return inner or "?"
 end
 
-local function address(x) return tonumber(ffi.cast("uintptr_t", x.ptr)) end
+local address = util.address
 
 --- The tensor or KeyedTensor that a value is or stands for; else nil.
 local function handle(x)

@@ -32,8 +32,8 @@ local function whole(option, least, most)
   end
 end
 
-local NAMES = { "listen", "port", "name", "workers", "batch", "delay", "queue", "timeout", "idle", "grace", "watch", "samples", "body",
-  "memory", "connections" }
+local NAMES = { "listen", "port", "name", "workers", "batch", "delay", "queue", "timeout", "idle", "grace", "watch", "follow", "saved",
+  "samples", "body", "memory", "connections" }
 
 --- Declare the command and its options.
 function M.add(parser)
@@ -63,6 +63,9 @@ function M.add(parser)
   option("--grace", "At the end: how long what has been asked may take (30s).", "TIME", time("--grace", 0))
   option("--watch", "Look so often whether the model file has been replaced, and go over to the new one between two batches (1s; 0: "
     .. "never).", "TIME", time("--watch", 0))
+  option("--follow", "Serve what a trainer saves into this folder of checkpoints: the newest, increments too, soon after it is there. "
+    .. "--watch is 100ms then.", "FOLDER")
+  option("--saved", "What the model is called in those checkpoints, as in peri.checkpoint.save(path, { model = model }) (model).", "NAME")
   option("--samples", "The most samples of a request (4096).", "N", whole("--samples", 1, 2 ^ 20))
   option("--body", "The most bytes of a request (16M).", "SIZE", size "--body")
   option("--memory", "The most bytes of all requests at one time (256M).", "SIZE", size "--memory")

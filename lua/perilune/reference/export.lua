@@ -49,6 +49,30 @@ function peri.export.save(model, path, options) end
 ---@return peri_model file
 function peri.export.open(path, options) end
 
+---Open a model file for following the checkpoints that a trainer saves into a folder, increments too. What it returns has `poll()`,
+---`model()`, `path()` and `release()`. A poll takes the newest checkpoint and returns the model that has it, which is like one of
+---`peri.export.open` and never changes; nil: nothing newer is there, or the model before the last one was not released yet; nil and a
+---text: what is there cannot be had, and why. What is damaged, or does not fit the model, is passed over.
+---
+---Errors: those of `peri.export.open`; a file that does not say which parameters it was made of.
+---
+---```lua
+---local path, folder = os.tmpname(), os.tmpname() .. ".d"
+---local model = peri.nn.Sequential { peri.nn.Linear { in_features = 3, out_features = 1 } }
+---local x = peri.ones { 11, 3 }
+---model:export(path, { batches = { { x = x } }, call = function(m, batch) return m(batch.x) end })
+---peri.checkpoint.save(folder .. "/save-000001-step-50", { model = model })
+---local follower = peri.export.follow(path, folder)
+---print(follower:poll():describe().step) --> 50
+---os.remove(path)
+---os.execute("rm -r " .. folder)
+---```
+---@param path string The model file.
+---@param folder string Of checkpoints, such as a Saver's; it may be missing yet.
+---@param options? table `saved`: what the model is called in the checkpoints (default: "model"); `verify` and `guard` as for `open`.
+---@return table follower
+function peri.export.follow(path, folder, options) end
+
 ---Call a function with products of f32 whose sums have one order, as model files have them: the model then gives the bits of its file,
 ---whatever the size of the batch.
 ---

@@ -163,6 +163,43 @@ PERI_API int64_t peri_model_context_bytes(const peri_model_context *context);
  *  cut or written to since it was opened; outputs mean nothing then. */
 PERI_API peri_status peri_model_predict(peri_model_context *context, int64_t batch, const peri_model_values *inputs, float *const *outputs);
 
+/* -- following a run ------------------------------------------------------------------------------------------------------------------- */
+
+/** A model that goes on learning: what a trainer saves into a folder of checkpoints (perilune/checkpoint.h), increments and full ones, is
+ *  in its answers soon after. It needs a file whose sections say which tensors they were made of, as exporters write it.
+ *
+ *     peri_model_follower_new("model.peri", "checkpoints", NULL, 0, &f);
+ *     ... every 100 ms, in one thread ...
+ *     if (peri_model_follower_poll(f, &model) == PERI_OK) {     contexts of other threads go over to `model` when they please
+ *     }
+ *
+ * There are two models, of which one answers while the other is changed: a model that somebody has a reference to never changes. Memory:
+ * the pages that differ from the file's, twice. One thread at a time. */
+typedef struct peri_model_follower peri_model_follower;
+
+/** A binding's handle. */
+typedef struct peri_model_follower_ref {
+    peri_model_follower *ptr;
+} peri_model_follower_ref;
+
+/** Open the file @path for following what programs save into @folder, which may be missing, under the name that they gave the model
+ *  (@name; NULL: "model", as in peri.checkpoint.save(path, { model = model })). @flags: PERI_MODEL_VERIFY, PERI_MODEL_GUARD, or 0.
+ *  PERI_EUNSUPPORTED: the file does not say where a section comes from. @out new. */
+PERI_API peri_status peri_model_follower_new(const char *path, const char *folder, const char *name, int32_t flags,
+                                             peri_model_follower **out);
+/** Take the newest checkpoint, if there is one that is newer than what the model has. PERI_PENDING: there is none, or somebody still has
+ *  the model before the last one. PERI_OK: @out new (peri_model_release): the model that has it; its `step` is that of the checkpoint's
+ *  name, its `digest` the checkpoint's. Reads what changed since then; all of that is compared with its checksums first. Other errors say
+ *  why what is there cannot be had; a checkpoint that is damaged, or does not fit the model, is not tried again, others are. The models
+ *  that were given stay what they are. */
+PERI_API peri_status peri_model_follower_poll(peri_model_follower *follower, peri_model **out);
+/** The newest model, at first as the file has it. Borrowed. */
+PERI_API peri_model *peri_model_follower_model(const peri_model_follower *follower);
+/** The checkpoint that it has; NULL: none yet. Borrowed until the next poll. */
+PERI_API const char *peri_model_follower_path(const peri_model_follower *follower);
+/** Free it; NULL is fine. */
+PERI_API void peri_model_follower_release(peri_model_follower *follower);
+
 /* -- writing --------------------------------------------------------------------------------------------------------------------------- */
 
 /** A model file that is being written: what exporters use. Sections come first, one after the other; then the header, a JSON text that

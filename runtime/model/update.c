@@ -1,0 +1,290 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * update.c: a model in memory of its own, brought to what a checkpoint has: each section of the file names the tensor that it was made of.
+ * Of tables only the rows that increments have are read, everything else whole. Pages whose bytes stay the same are not written, so they
+ * stay the file's, shared with other processes.
+ */
+#include "../../kernels/kernels.h"
+#include "follow.h"
+
+#include <perilune/quantize.h>
+#include <stdio.h>
+
+enum { BLOCK_BYTES = 4 << 20 }; /* of rows that are read at a time */
+
+/* -- what a section is ----------------------------------------------------------------------------------------------------------------- */
+
+enum { NOTHING, ROWS, VALUES, PANELS };
+
+/** What a section is, and of which tensor. */
+typedef struct target {
+    int32_t kind, table;   /* ROWS: which */
+    int64_t rows, columns; /* of the tensor; VALUES: 1, their number */
+    int64_t index;         /* of the tensor in the checkpoint */
+    peri_checkpoint_tensor tensor;
+    char *to;
+} target;
+
+/** A section has one use: false if it has two. */
+static bool set_use(target *t, target use)
+{
+    if (t->kind == NOTHING) *t = use;
+    return t->kind == use.kind && t->rows == use.rows && t->columns == use.columns;
+}
+
+/** What the model's sections are; @list: n_sections. */
+static peri_status uses(const peri_model *m, target *list)
+{
+    bool one = true;
+    for (int32_t i = 0; i < m->n_tables; i++)
+        one = set_use(&list[m->rows[i].section],
+                      (target){ROWS, .table = i, .rows = m->tables[i].rows, .columns = m->tables[i].columns}) && one;
+    for (int32_t i = 0; i < m->n_values; i++)
+        if (m->values[i].section >= 0)
+            one = set_use(&list[m->values[i].section], (target){VALUES, .rows = 1, .columns = m->values[i].columns}) && one;
+    for (int32_t i = 0; i < m->n_operations; i++) {
+        const peri__model_operation *o = &m->operations[i];
+        if (o->kind == PERI__MODEL_linear)
+            one = set_use(&list[o->weight], (target){PANELS, .rows = o->sizes[1], .columns = o->sizes[0]}) && one;
+    }
+    if (!one) return peri__fail(PERI_EUNSUPPORTED, "model file '%.200s' cannot follow: a section has two uses", m->path);
+    for (int32_t i = 0; i < m->n_sections; i++) {
+        list[i].to = (char *)(uintptr_t)peri__model_data(m, i);
+        if (list[i].kind == NOTHING || m->sections[i].source) continue;
+        return peri__fail(PERI_EUNSUPPORTED,
+                          "model file '%.200s' cannot follow: section %d comes from no parameter of the model by itself; allowed: files "
+                          "that were exported by this version, of models whose constants are parameters",
+                          m->path, i);
+    }
+    return PERI_OK;
+}
+
+peri_status peri__model_can_follow(const peri_model *m)
+{
+    target *list = peri__alloc_zero(sizeof *list * (size_t)m->n_sections + 1);
+    if (!list) return PERI_ENOMEM;
+    peri_status status = uses(m, list);
+    peri__free(list);
+    return status;
+}
+
+/** The tensor of section @i, in the checkpoint: found, and of the right shape. */
+static peri_status find(const peri_model *m, const peri_checkpoint *c, const char *prefix, int32_t i, target *t)
+{
+    char name[PERI__MODEL_SOURCE + 256];
+    const peri__model_section *s = &m->sections[i];
+    snprintf(name, sizeof name, "%s%s", prefix, s->source);
+    t->index = peri_checkpoint_find(c, name);
+    if (t->index < 0) return peri__fail(PERI_EMISMATCH, "checkpoint '%.200s' has no tensor '%.200s'", peri_checkpoint_level(c, 0), name);
+    t->tensor.size = sizeof t->tensor;
+    PERI_TRY(peri_checkpoint_tensor_at(c, t->index, &t->tensor));
+    const peri_checkpoint_tensor *x = &t->tensor;
+    int64_t numel = 1, rows = s->turned ? t->columns : t->rows, columns = s->turned ? t->rows : t->columns;
+    for (int32_t d = 0; d < x->ndim; d++) numel = x->shape[d] > 0 && numel <= INT64_MAX / x->shape[d] ? numel * x->shape[d] : 0;
+    bool fits = t->kind == VALUES ? numel == t->columns : x->ndim == 2 && x->shape[0] == rows && x->shape[1] == columns;
+    if (!fits || (x->dtype != PERI_F32 && x->dtype != PERI_F16 && x->dtype != PERI_BF16))
+        return peri__fail(PERI_EMISMATCH,
+                          "checkpoint '%.200s': tensor '%.200s' is %s of %lld elements, the model file wants %lld x %lld of f32, f16 or "
+                          "bf16",
+                          peri_checkpoint_level(c, 0), name, peri_dtype_name(x->dtype), (long long)numel, (long long)rows,
+                          (long long)columns);
+    return PERI_OK;
+}
+
+/* -- numbers --------------------------------------------------------------------------------------------------------------------------- */
+
+/** The rectangle of rows [row, row + n), or the whole tensor (@n < 0). */
+static peri_checkpoint_region rows_of(const peri_checkpoint_tensor *x, int64_t row, int64_t n)
+{
+    peri_checkpoint_region r = {.size = sizeof r};
+    for (int32_t d = 0; d < x->ndim; d++) r.extent[d] = x->shape[d];
+    if (n >= 0) r.offset[0] = row, r.extent[0] = n;
+    return r;
+}
+
+/** Read a rectangle; @out new. */
+static peri_status read_region(peri_checkpoint *c, int64_t index, const peri_checkpoint_tensor *x, const peri_checkpoint_region *region,
+                               peri_tensor **out)
+{
+    peri_device *cpu;
+    PERI_TRY(peri_device_get("cpu", &cpu));
+    PERI_TRY(peri_tensor_new(cpu, x->dtype, x->ndim, region->extent, out));
+    peri_status status = peri_checkpoint_read(c, index, region, *out);
+    if (status < 0) peri_tensor_release(*out), *out = NULL;
+    return status;
+}
+
+/** Rows as they lie in the file, from a tensor of numbers, which is given up; @out new. */
+static peri_status encode(const peri_model *m, const target *t, peri_tensor *numbers, peri_tensor **out)
+{
+    const int32_t format = m->rows[t->table].format;
+    peri_row_format coded = {.alignment = 1, .scale_dtype = -1};
+    peri_status status;
+    if (format == PERI_F32 || format == PERI_F16 || format == PERI_BF16) {
+        status = peri_tensor_to(numbers, format, NULL, out);
+    } else {
+        if (format == PERI_ROWS_INT8) coded.codes = PERI_CODES_INT8, coded.scale_dtype = PERI_F32;
+        else if (format == PERI_ROWS_INT4) coded.codes = PERI_CODES_INT4, coded.scale_dtype = PERI_F16, coded.scale_first = true;
+        else coded.codes = PERI_CODES_FP8, coded.exponent_bits = 4, coded.exponent_bias = 7;
+        status = peri_quantize_rows(numbers, &coded, NULL, out);
+    }
+    peri_tensor_release(numbers);
+    return status;
+}
+
+/** Write what differs. */
+static void lay(char *to, const void *from, int64_t bytes)
+{
+    if (memcmp(to, from, (size_t)bytes) != 0) memcpy(to, from, (size_t)bytes);
+}
+
+/** Numbers of rows [row, row + n) of a table, or of @list[n], are given up, and laid into it. */
+static peri_status lay_rows(const peri_model *m, const target *t, int64_t row, const int64_t *list, int64_t n, peri_tensor *numbers)
+{
+    const int64_t bytes = m->rows[t->table].row_bytes;
+    peri_tensor *rows = NULL;
+    void *data;
+    PERI_TRY(encode(m, t, numbers, &rows));
+    peri_status status = peri_tensor_data(rows, &data);
+    for (int64_t i = 0; status >= 0 && i < n; i++) {
+        const int64_t at = list ? list[i] : row + i;
+        if (at >= t->rows) status = peri__fail(PERI_EFORMAT, "row %lld of a table of %lld", (long long)at, (long long)t->rows);
+        else lay(t->to + at * bytes, (char *)data + i * bytes, bytes);
+    }
+    peri_tensor_release(rows);
+    return status;
+}
+
+/* -- sections -------------------------------------------------------------------------------------------------------------------------- */
+
+/** Constants and matrices. */
+static peri_status take_dense(peri_checkpoint *c, const target *t, bool turned)
+{
+    peri_checkpoint_region all = rows_of(&t->tensor, 0, -1);
+    peri_tensor *x = NULL, *wide = NULL;
+    void *data;
+    PERI_TRY(read_region(c, t->index, &t->tensor, &all, &x));
+    peri_status status = peri_tensor_to(x, PERI_F32, NULL, &wide);
+    if (status >= 0) status = peri_tensor_data(wide, &data);
+    if (status >= 0 && t->kind == VALUES) {
+        lay(t->to, data, t->columns * 4);
+    } else if (status >= 0) {
+        const int64_t size = peri_panel_size(t->rows, t->columns) * 4;
+        float *panels = peri__alloc((size_t)size);
+        if (!panels) status = PERI_ENOMEM;
+        else peri_panel_pack(panels, data, t->rows, t->columns, turned ? 1 : t->columns, turned ? t->rows : 1), lay(t->to, panels, size);
+        peri__free(panels);
+    }
+    peri_tensor_release(wide);
+    peri_tensor_release(x);
+    return status;
+}
+
+static int64_t block_of(const target *t) { return peri__max(1, BLOCK_BYTES / (4 * t->columns)); }
+
+/** Rows [row, past) of a table, as @c has them. */
+static peri_status take_rows(const peri_model *m, peri_checkpoint *c, const target *t, int64_t row, int64_t past)
+{
+    for (int64_t n; row < past; row += n) {
+        peri_tensor *numbers;
+        n = peri__min(block_of(t), past - row);
+        peri_checkpoint_region r = rows_of(&t->tensor, row, n);
+        PERI_TRY(read_region(c, t->index, &t->tensor, &r, &numbers));
+        PERI_TRY(lay_rows(m, t, row, NULL, n, numbers));
+    }
+    return PERI_OK;
+}
+
+/** Rows [from, from + n) of the list of a piece of increment @level; as @c has them where the piece has some of their columns only. */
+static peri_status take_listed(const peri_model *m, peri_checkpoint *c, peri_checkpoint *level, const target *t, int64_t index,
+                               int64_t piece, const peri_checkpoint_region *r, int64_t from, int64_t n)
+{
+    peri_device *cpu;
+    peri_tensor *numbers = NULL;
+    const int64_t shape[2] = {n, r->extent[1]}, element = peri_dtype_size(t->tensor.dtype);
+    int64_t *rows = peri__alloc(sizeof *rows * (size_t)n);
+    char *values = peri__alloc((size_t)(n * r->extent[1] * element));
+    peri_status status = rows && values ? peri_checkpoint_piece_rows(level, index, piece, from, n, rows, values) : PERI_ENOMEM;
+    if (r->extent[1] == t->columns) {
+        if (status >= 0) status = peri_device_get("cpu", &cpu);
+        if (status >= 0) status = peri_tensor_new(cpu, t->tensor.dtype, 2, shape, &numbers);
+        if (status >= 0) status = peri_tensor_write(numbers, values, n * r->extent[1] * element);
+        if (status >= 0) status = lay_rows(m, t, 0, rows, n, numbers);
+        else peri_tensor_release(numbers);
+    } else {
+        for (int64_t i = 0, k; status >= 0 && i < n; i = k) {
+            for (k = i + 1; k < n && rows[k] == rows[k - 1] + 1; k++) {
+            }
+            if (rows[i] < 0 || rows[k - 1] >= t->rows) status = peri__fail(PERI_EFORMAT, "rows beyond a table of %lld", (long long)t->rows);
+            else status = take_rows(m, c, t, rows[i], rows[k - 1] + 1);
+        }
+    }
+    peri__free(rows);
+    peri__free(values);
+    return status;
+}
+
+/** What one increment of the chain has of a table. */
+static peri_status take_level(const peri_model *m, peri_checkpoint *c, peri_checkpoint *level, const target *t)
+{
+    peri_checkpoint_tensor x = {.size = sizeof x};
+    const int64_t index = peri_checkpoint_find(level, t->tensor.name);
+    if (index < 0)
+        return peri__fail(PERI_EMISMATCH, "checkpoint '%.200s' has no tensor '%.200s'", peri_checkpoint_level(level, 0), t->tensor.name);
+    PERI_TRY(peri_checkpoint_tensor_at(level, index, &x));
+    for (int64_t piece = 0; piece < x.pieces; piece++) {
+        peri_checkpoint_region r = {.size = sizeof r};
+        peri_checkpoint_place place = {.size = sizeof place};
+        PERI_TRY(peri_checkpoint_piece(level, index, piece, &r, &place));
+        if (!r.rows) PERI_TRY(take_rows(m, c, t, r.offset[0], r.offset[0] + r.extent[0]));
+        for (int64_t from = 0, n; r.rows && from < r.listed; from += n) {
+            n = peri__min(block_of(t), r.listed - from);
+            PERI_TRY(take_listed(m, c, level, t, index, piece, &r, from, n));
+        }
+    }
+    return PERI_OK;
+}
+
+/** Checkpoint number @k of the chain, by itself. @out new. */
+static peri_status open_level(const peri_checkpoint *c, int64_t k, peri_checkpoint **out)
+{
+    PERI_TRY(peri_checkpoint_open_alone(peri_checkpoint_level(c, k), out));
+    if (peri_checkpoint_level_of(c, peri_checkpoint_digest(*out)) == k) return PERI_OK;
+    peri_checkpoint_release(*out);
+    *out = NULL;
+    return peri__fail(PERI_EIO, "checkpoint '%.200s' was replaced while it was read", peri_checkpoint_level(c, k));
+}
+
+static peri_status take_all(const peri_model *m, peri_checkpoint *c, int64_t level, const target *list)
+{
+    for (int32_t i = 0; i < m->n_sections; i++) {
+        if (list[i].kind == ROWS && level < 0) PERI_TRY(take_rows(m, c, &list[i], 0, list[i].rows));
+        if (list[i].kind == VALUES || list[i].kind == PANELS) PERI_TRY(take_dense(c, &list[i], m->sections[i].turned));
+    }
+    for (int64_t k = level - 1; k >= 0; k--) {
+        peri_checkpoint *one;
+        PERI_TRY(open_level(c, k, &one));
+        peri_status status = PERI_OK;
+        for (int32_t i = 0; status >= 0 && i < m->n_sections; i++)
+            if (list[i].kind == ROWS) status = take_level(m, c, one, &list[i]);
+        peri_checkpoint_release(one);
+        PERI_TRY(status);
+    }
+    return PERI_OK;
+}
+
+peri_status peri__model_update(peri_model *m, peri_checkpoint *c, int64_t level, const char *prefix, bool *begun)
+{
+    *begun = false;
+    target *list = peri__alloc_zero(sizeof *list * (size_t)m->n_sections + 1);
+    if (!list) return PERI_ENOMEM;
+    peri_status status = uses(m, list);
+    for (int32_t i = 0; status >= 0 && i < m->n_sections; i++)
+        if (list[i].kind != NOTHING) status = find(m, c, prefix, i, &list[i]);
+    if (status >= 0) {
+        *begun = true;
+        status = level == 0 ? PERI_OK : take_all(m, c, level, list);
+    }
+    peri__free(list);
+    return status;
+}
