@@ -210,6 +210,44 @@ static void check_region(peri_checkpoint *c, const peri_checkpoint_tensor *t, pe
     free(got);
 }
 
+/** Several rectangles at once: a random one, cut along a dimension, and at times one that lies elsewhere. */
+static void check_several(peri_checkpoint *c, const peri_checkpoint_tensor *t)
+{
+    enum { N = 3 };
+    peri_checkpoint_region r[N] = {{.size = sizeof *r}};
+    const peri_checkpoint_region *regions[N];
+    peri_tensor *outs[N];
+    if (t->ndim < 1) return;
+    for (int32_t d = 0; d < t->ndim; d++) {
+        r[0].offset[d] = draw(t->shape[d] + 1);
+        r[0].extent[d] = draw(t->shape[d] - r[0].offset[d] + 1);
+    }
+    const int32_t d = (int32_t)draw(t->ndim);
+    for (int i = 1; i < N; i++) { /* what is left is halved, more or less */
+        r[i] = r[i - 1];
+        const int64_t half = draw(r[i].extent[d] + 1);
+        r[i - 1].extent[d] = half;
+        r[i].offset[d] += half;
+        r[i].extent[d] -= half;
+    }
+    if (draw(4) == 0) memset(r[1].offset, 0, sizeof r[1].offset);
+    for (int i = 0; i < N; i++) {
+        regions[i] = &r[i];
+        outs[i] = room_for(t, &r[i], draw(5) == 0, cpu());
+    }
+    assert_ok(peri_checkpoint_read_several(c, peri_checkpoint_find(c, t->name), regions, outs, N));
+    for (int i = 0; i < N; i++) {
+        const int64_t bytes = volume(t->ndim, r[i].extent) * peri_dtype_size(t->dtype);
+        unsigned char *want = malloc((size_t)bytes + 1), *got = malloc((size_t)bytes + 1);
+        fill(t, &r[i], want);
+        assert_ok(peri_tensor_read(outs[i], got, bytes));
+        assert_memory_equal(got, want, (size_t)bytes);
+        peri_tensor_release(outs[i]);
+        free(want);
+        free(got);
+    }
+}
+
 static void write_piece(peri_checkpoint_writer *w, const peri_checkpoint_tensor *t, const peri_checkpoint_region *r)
 {
     const int64_t size = peri_dtype_size(t->dtype), bytes = volume(t->ndim, r->extent) * size;
@@ -288,6 +326,7 @@ static void any_rectangle_reads_what_was_written(void **context)
             assert_int_equal(t.dtype, tensors[i].dtype);
             for (int64_t k = 0; k < t.pieces; k++) assert_ok(peri_checkpoint_verify(c, at, k));
             for (int k = 0; k < 12; k++) check_region(c, &tensors[i], k % 4 ? cpu() : opaque);
+            for (int k = 0; k < 6; k++) check_several(c, &tensors[i]);
         }
         peri_checkpoint_release(c);
     }

@@ -131,7 +131,20 @@ end
 --- The tensor as a source for load_state_dict, which reads from the checkpoint what it wants. patch (or nil): see StoredTensor.
 function Checkpoint:stored(name, patch)
   local dtype, shape = describe(self, name)
-  return StoredTensor { size = shape, dtype = dtype, read = function(region, tensor) self:read(name, region, tensor) end, patch = patch }
+  return StoredTensor { size = shape, dtype = dtype, read = function(region, tensor) self:read(name, region, tensor) end, patch = patch,
+    read_several = function(regions, tensors) self:_read_several(name, regions, tensors) end }
+end
+
+--- Several rectangles into as many tensors; what they lie in is read once.
+function Checkpoint:_read_several(name, regions, tensors)
+  local _, shape, index = describe(self, name)
+  local n = #regions
+  local list, pointers, kept = ffi.new("const peri_checkpoint_region *[?]", n), ffi.new("peri_tensor *[?]", n), {}
+  for i = 1, n do
+    kept[i] = region_of(shape, regions[i])
+    list[i - 1], pointers[i - 1] = kept[i], Tensor.ptr(tensors[i])
+  end
+  check(C.peri_checkpoint_read_several(pointer(self), index, list, pointers, n))
 end
 
 --- Of piece `piece` (from 1) of a tensor, of which this increment has some rows: `n` of them from number `from` (0) of its list on. Returns

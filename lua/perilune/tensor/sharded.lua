@@ -142,6 +142,19 @@ local function from_stored(self, shard, source)
   end)
 end
 
+--- Read all shards that are tensors at once, where the source can. Returns whether it was done.
+local function all_from_stored(self, source)
+  local regions, tensors, several = {}, {}, source._read_several
+  if not several or source._patch or source:dtype() ~= self._dtype or #self._local_shards < 2 then return false end
+  for i, shard in ipairs(self._local_shards) do
+    local m, live = shard.metadata, shard.tensor
+    if not live or m.columns or not same(live:shape(), m.shard_sizes) then return false end
+    regions[i], tensors[i] = { offset = m.shard_offsets, size = m.shard_sizes }, live
+  end
+  several(regions, tensors)
+  return true
+end
+
 --- Copy `source`, of which refusal says nothing, into `target`. Local.
 function M.assign(target, source)
   local stored = StoredTensor.is(source)
@@ -153,6 +166,7 @@ function M.assign(target, source)
     return
   end
   if is_sharded(source) and source._settle then source._settle() end
+  if stored and all_from_stored(target, source) then return end
   for i, shard in ipairs(target._local_shards) do
     if stored then from_stored(target, shard, source)
     else

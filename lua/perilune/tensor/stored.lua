@@ -8,11 +8,13 @@ local StoredTensor = util.class "StoredTensor"
 --- size: of the whole; dtype; read = function(region, tensor), which fills `tensor`, of that dtype, with a rectangle: { offset = list,
 --- size = list, columns = { first, number } or nil }. columns: where the numbers are of rows of a table, those of these columns are wanted.
 --- patch (or nil) = function(shard), which brings a shard of the place that the tensor is loaded into up to date by itself, where it knows
---- what differs, and returns whether it has; shards are as in tensor/sharded.lua.
+--- what differs, and returns whether it has; shards are as in tensor/sharded.lua. read_several (or nil) = function(regions, tensors), which
+--- fills tensors with as many rectangles at once.
 function StoredTensor:init(args)
   local a = util.named("StoredTensor", args, { size = util.required.list, dtype = util.required.string, read = util.required,
-    patch = util.optional })
+    patch = util.optional, read_several = util.optional })
   self._size, self._dtype, self._read, self._patch = a.size, a.dtype, a.read, a.patch or false
+  self._read_several = a.read_several or false
 end
 
 function StoredTensor:size(d)

@@ -252,6 +252,10 @@ PERI_API peri_status peri_checkpoint_piece(const peri_checkpoint *checkpoint, in
  *  numbers that must be equal are not. */
 PERI_API peri_status peri_checkpoint_read(peri_checkpoint *checkpoint, int64_t index, const peri_checkpoint_region *region,
                                           peri_tensor *out);
+/** As peri_checkpoint_read of each of @n rectangles into its tensor, but what they lie in is read once: parts of a table that was cut
+ *  otherwise, say. After an error all of @outs are undefined. */
+PERI_API peri_status peri_checkpoint_read_several(peri_checkpoint *checkpoint, int64_t index,
+                                                  const peri_checkpoint_region *const *regions, peri_tensor *const *outs, int64_t n);
 /** Bring @out, host memory that has rectangle @region of tensor @index in row-major order as checkpoint number @level of the chain
  *  (peri_checkpoint_level) has it, to what @checkpoint has: rows that no increment since then has are not read. @level 0: nothing is
  *  done; -1: @out has nothing yet, and all is read. Checksums as with peri_checkpoint_read; after an error @out is undefined. */
