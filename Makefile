@@ -4,6 +4,7 @@
 #   make demo            set up, build, train a DLRM on 2 ranks       RANKS= STEPS= PLAN= SCHEDULE= DATA= CHECKPOINT= ARGS=
 #                        CHECKPOINT=FOLDER: goes on from there; how it saves: EVERY=10s FULL_EVERY= KEEP= ASYNC=1
 #                        DEVICE=cuda: on the machine's GPUs, a rank each (builds the plugin with nvcc: minutes)
+#   make demo-serve      that model as one file behind HTTP, asked five questions, following its trainer   RANKS= DATA= ARGS=
 #   make test            set up, build, run every test
 #   make fuzz            every fuzzer for SECONDS=60, with other inputs each time   SECONDS= SEED= ONLY=
 #   make check-kills     kills saving processes KILLS=200 times of each kind, in chains of increments too (half an hour)
@@ -162,7 +163,7 @@ SERVE_OBJ := $(patsubst %.c,$B/obj/%.o,$(filter-out runtime/serve/main.c $(if $(
 CDEF := $B/lua/perilune/cdef.lua
 LUA_SO := $(if $(LAUNCHER),$B/libperilune_lua.so)
 
-.PHONY: all contract help probe config needed setup test check check-c check-lua parity reference pictures check-mpi check-net check-kills check-cuda check-cuda-san check-cuda-short gpu-check gpu-check-run fuzz demo demo-run lint install uninstall clean distclean \
+.PHONY: all contract help probe config needed setup test check check-c check-lua parity reference pictures check-mpi check-net check-kills check-cuda check-cuda-san check-cuda-short gpu-check gpu-check-run fuzz demo demo-run demo-serve demo-serve-run lint install uninstall clean distclean \
 	bench bench-step bench-comm bench-embed bench-tiers bench-sparse bench-data bench-dense bench-routes bench-shard bench-collision bench-net \
 	bench-pipeline bench-plan bench-checkpoint bench-serve bench-retrieval
 .DELETE_ON_ERROR:
@@ -529,6 +530,14 @@ quoted = '$(subst ','\'',$(1))'
 demo:
 	@$(SUBMAKE) setup SETUP_FOR=$(if $(DATA),,demo)
 	@$(SUBMAKE) demo-run
+
+# The demonstration's model as a file, behind HTTP, and its trainer goes on: examples/serve_demo.sh.
+demo-serve:
+	@$(SUBMAKE) setup SETUP_FOR=$(if $(DATA),,demo)
+	@$(SUBMAKE) demo-serve-run
+demo-serve-run: all
+	@$(if $(LAUNCHER),:,echo 'perilune: the demonstration needs the launcher (libluajit and argparse): make setup' >&2; exit 1)
+	@examples/serve_demo.sh $(LAUNCHER) build/demo-serve $(WORLD) $(if $(DATA),--data $(call quoted,$(DATA))) $(ARGS)
 
 demo-run: all $(DEMO_PLUGINS)
 	@$(if $(ON_GPU),$(if $(HAVE_CUDA),:,echo 'perilune: DEVICE=$(DEVICE) needs the CUDA Toolkit, and nvcc was not found; install it, then: make probe' >&2; exit 1),:)
