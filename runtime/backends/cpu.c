@@ -10,6 +10,7 @@
 
 #include <pthread.h>
 #include <stdio.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -83,9 +84,32 @@ static int class_of(int64_t bytes, int64_t *rounded)
     return CLASSES;
 }
 
-static void *map(int64_t bytes)
+/** Where memory comes from if the program has said so; NULL: from the system. */
+static void *(*take)(size_t bytes, size_t alignment);
+static void (*give)(void *p, size_t bytes);
+static atomic_int_least64_t held; /* bytes that were taken and not given back */
+
+/** peri_host_storage_set. False: something is held. */
+bool peri__cpu_storage_set(void *(*take_from)(size_t bytes, size_t alignment), void (*give_to)(void *p, size_t bytes));
+bool peri__cpu_storage_set(void *(*take_from)(size_t bytes, size_t alignment), void (*give_to)(void *p, size_t bytes))
+{
+    if (atomic_load(&held) > 0) return false;
+    take = take_from;
+    give = give_to;
+    return true;
+}
+
+static void unmap(void *p, int64_t bytes)
+{
+    if (give) give(p, (size_t)bytes);
+    else munmap(p, (size_t)bytes);
+    atomic_fetch_sub(&held, bytes);
+}
+
+static void *map_pages(int64_t bytes)
 {
     int64_t extra = bytes >= HUGE ? HUGE : 0;
+    if (take) return take((size_t)bytes, extra ? HUGE : 4096);
     char *p = mmap(NULL, (size_t)(bytes + extra), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) return NULL;
     if (extra) { /* whole huge pages: gathers from tables are 1.1 to 1.6 times faster on them */
@@ -95,6 +119,13 @@ static void *map(int64_t bytes)
         madvise(aligned, (size_t)bytes, MADV_HUGEPAGE);
         p = aligned;
     }
+    return p;
+}
+
+static void *map(int64_t bytes)
+{
+    void *p = map_pages(bytes);
+    if (p) atomic_fetch_add(&held, bytes);
     return p;
 }
 
@@ -155,7 +186,7 @@ static void trim(int64_t misses)
             }
             *at = b->next;
             cache.large -= bytes_of(c);
-            munmap(b, (size_t)bytes_of(c));
+            unmap(b, bytes_of(c));
         }
 }
 
@@ -165,14 +196,14 @@ static void give_back(void)
     for (int c = CLASSES - 1; bytes_of(c) >= HUGE; c--)
         for (block *b = cache.free[c], *next; b; b = next) {
             next = b->next;
-            munmap(b, (size_t)bytes_of(c));
+            unmap(b, bytes_of(c));
             cache.free[c] = NULL;
         }
     cache.large = 0;
     if (cache.in_use > 0) return;
     for (slab_head *head = cache.slabs, *next; head; head = next) {
         next = head->next;
-        munmap(head, (size_t)head->bytes);
+        unmap(head, head->bytes);
     }
     memset(cache.free, 0, sizeof cache.free);
     cache.slabs = NULL;
@@ -261,7 +292,7 @@ static void cpu_free(void *device, void *stream, void *p, int64_t bytes)
     if (kept) give_block(c, p);
     if (kept && large) cache.large += rounded;
     pthread_mutex_unlock(&cache.lock);
-    if (!kept) munmap(p, (size_t)rounded);
+    if (!kept) unmap(p, rounded);
 }
 
 /* -- streams and events: nothing is ever queued ---------------------------------------------------------------------------------- */

@@ -16,6 +16,16 @@ void peri_host_log_set(void (*log)(void *ctx, int32_t level, const char *text), 
 
 peri_status peri_host_plugin_path_set(const char *path) { return peri__plugin_path_set(path); }
 
+bool peri__cpu_storage_set(void *(*take)(size_t bytes, size_t alignment), void (*give)(void *p, size_t bytes)); /* of the backend cpu */
+
+peri_status peri_host_storage_set(void *(*take)(size_t bytes, size_t alignment), void (*give)(void *p, size_t bytes))
+{
+    if (!take != !give) return peri__fail(PERI_EINVAL, "peri_host_storage_set: both functions are needed, or none");
+    if (peri__cpu_storage_set(take, give)) return PERI_OK;
+    return peri__fail(PERI_EINVAL, "peri_host_storage_set: tensors, or free memory of theirs, are there already; allowed: before the first "
+                      "tensor, or after peri_host_shutdown");
+}
+
 peri_status peri_host_tensor(peri_device *device, int32_t dtype, int32_t ndim, const int64_t *shape, void *data,
                              void (*release)(void *ctx, void *data), void *ctx, peri_tensor **out)
 {

@@ -278,6 +278,37 @@ static int begins_and_ends(void *ctx)
     return peri_host_shutdown() == PERI_EINVAL ? 0 : 12;
 }
 
+static atomic_int_least64_t taken;
+
+static void *take(size_t bytes, size_t alignment)
+{
+    void *p = aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+    if (p) atomic_fetch_add(&taken, (int64_t)bytes);
+    return p;
+}
+
+static void give(void *p, size_t bytes)
+{
+    atomic_fetch_sub(&taken, (int64_t)bytes);
+    free(p);
+}
+
+/** In a child, after an end. */
+static int stores_where_the_host_says(void *ctx)
+{
+    (void)ctx;
+    guest g;
+    if (peri_host_init() < 0 || peri_host_storage_set(take, NULL) != PERI_EINVAL) return 1;
+    if (peri_host_storage_set(take, give) < 0) return 2;
+    if (guest_new(&g, false, BATCH) < 0 || guest_use(&g) != BATCH * COLS || product(g.cpu) != 1) return 3;
+    if (atomic_load(&taken) < ROWS * COLS * 4) return 4;
+    if (peri_host_storage_set(NULL, NULL) != PERI_EINVAL || !strstr(peri_error_message(), "are there already")) return 5;
+    guest_free(&g);
+    if (peri_device_trim(g.cpu) < 0) return 6;
+    if (peri_host_shutdown() < 0 || atomic_load(&taken) != 0) return 7;
+    return peri_host_storage_set(NULL, NULL) < 0 ? 8 : 0;
+}
+
 static void nothing_is_left_at_the_end_and_it_begins_again(void **state)
 {
     (void)state;
@@ -288,6 +319,7 @@ static void nothing_is_left_at_the_end_and_it_begins_again(void **state)
         assert_ok(peri_host_shutdown());
     }
     assert_int_equal(in_child(begins_and_ends, NULL), 0);
+    assert_int_equal(in_child(stores_where_the_host_says, NULL), 0);
 }
 
 /* -- log lines and plugins ------------------------------------------------------------------------------------------------------------- */
