@@ -320,4 +320,36 @@ describe("increments of maps that learn and evict at random", function()
       assert.are_not.same(maps.mch.row_of, known.mch.row_of)
     end)
   end)
+
+  it("are followed by models of other ranks and of other sizes, as if these had loaded each", function()
+    local of, draw = folder .. "/followed", random(11)
+    local function state_of(model)
+      local dict, list = peri.shard.gather_state_dict(model:state_dict()), {}
+      for name, t in peri.util.ordered(dict) do
+        list[#list + 1] = name .. " " .. table.concat(peri.util.map(t:reshape(-1):to_list(), tostring), " ")
+      end
+      return table.concat(list, "\n")
+    end
+    local one, larger = build(), build(nil, 2 * ROWS)
+    local followers = { peri.checkpoint.follow(of, { model = one }, { group = false }),
+      peri.checkpoint.follow(of, { model = larger }, { group = false }) }
+    sim.run(2, function(rank, world)
+      local model = build(world)
+      local saver = peri.checkpoint.Saver { folder = of, parts = { model = model }, every = 1, full_every = 4, keep = 9, group = world }
+      for i = 1, 6 do
+        step(model, draw, i, 8)
+        saver:step(i)
+        local want = state_of(model)
+        if rank == 0 and i ~= 2 then
+          for _, f in ipairs(followers) do assert.truthy(f:poll()) end
+          assert.is_true(want == state_of(one), ("step %d"):format(i))
+          local fresh = build(nil, 2 * ROWS)
+          peri.checkpoint.load(followers[2].path, { model = fresh }, { group = false })
+          assert.is_true(state_of(fresh) == state_of(larger), ("step %d, of another size"):format(i))
+        end
+      end
+      saver:close()
+    end)
+    for _, f in ipairs(followers) do f:close() end
+  end)
 end)
