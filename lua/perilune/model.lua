@@ -345,11 +345,7 @@ function DistributedModelParallel:check_plan(plan)
   for i, c in ipairs(collections) do
     c.plan:validate(c.tables, self.env, c.path)
     for name, sharding in util.ordered(c.plan.tables) do
-      local was = self.sharded[i].plan.tables[name]
-      if was and (was.compute_kernel == "dense") ~= (sharding.compute_kernel == "dense") then
-        P.fail(("DistributedModelParallel:reshard: module '%s', table '%s': compute_kernel was %s and is %s: dense tables have other "
-          .. "optimizers, and their states are not the others'"):format(c.path, name, was.compute_kernel, sharding.compute_kernel))
-      end
+      reshard.ask(self.sharded[i], c, name, sharding)
     end
   end
 end

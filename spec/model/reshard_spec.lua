@@ -218,10 +218,21 @@ describe("a model that is resharded", function()
         train(never, 1, 4)
         train(p, 1, 3)
         local want = state(p)
-        assert.error_matches(function()
-          p.model:reshard({ ebc = { a = plan.table_wise(0), b = plan.row_wise() }, mc = { raw = plan.table_wise(0) } }, { folder = folder })
-        end, "shampoo needs all rows")
+        local module, failed = p.model.sharded[2], false
+        local remake = module._remake
+        module._remake = function(self, ...)
+          if not failed then
+            failed = true
+            peri.ffi.fail "no memory for the second one"
+          end
+          return remake(self, ...)
+        end
+        local other = { ebc = { a = plan.table_wise(0), b = plan.table_wise(1) }, mc = { raw = plan.table_wise(0) } }
+        assert.error_matches(function() p.model:reshard(other, { folder = folder }) end, "no memory for the second one")
         assert.equal(want, state(p))
+        -- What the runtime would refuse is asked before anything is saved.
+        other.ebc.b = plan.row_wise()
+        assert.error_matches(function() p.model:reshard(other, { folder = folder .. "/missing" }) end, "shampoo needs all rows")
         train(p, 4, 4)
         assert.equal(state(never), state(p))
       end)

@@ -14,6 +14,7 @@ local all_or_none = require("perilune.nn.ranks").all_or_none
 local checkpoint = require "perilune.checkpoint"
 local checkpoint_parts = require "perilune.checkpoint.parts"
 local ShardingEnv = require "perilune.plan.env"
+local runtime = require "perilune.plan.runtime"
 
 local M = {}
 local FUNC = "DistributedModelParallel:reshard"
@@ -47,6 +48,24 @@ local function keepers_of(model)
   local function text(keeper) return keeper.class_name .. " " .. table.concat(keeper.names, " ") end
   table.sort(list, function(x, y) return text(x) < text(y) end)
   return list
+end
+
+--- An error if the runtime cannot have table `name` of a sharded module like that: now, and not when the tables have been given back.
+--- collection: its path and tables.
+function M.ask(sharded, collection, name, sharding)
+  local was = sharded.plan.tables[name]
+  if was and (was.compute_kernel == "dense") ~= (sharding.compute_kernel == "dense") then
+    P.fail(("%s: module '%s', table '%s': compute_kernel was %s and is %s: dense tables have other optimizers, and their states are not "
+      .. "the others'"):format(FUNC, collection.path, name, was.compute_kernel, sharding.compute_kernel))
+  end
+  local optimizer, config
+  for _, o in ipairs(sharded.optimizers or {}) do optimizer = util.index_of(o.tables)[name] and o or optimizer end
+  for _, t in ipairs(collection.tables) do config = t.name == name and t or config end
+  if not (optimizer and config) then return end
+  local why = runtime.refusal { name = name, rows = config.num_embeddings, dim = config.embedding_dim, data_type = config.data_type,
+    sharding_type = sharding.sharding_type, compute_kernel = sharding.compute_kernel, optimizer = optimizer.name,
+    fused_params = optimizer.params, cache_params = sharding.cache_params }
+  if why then P.fail(("%s: module '%s', %s"):format(FUNC, collection.path, why)) end
 end
 
 --- Where the tables are saved, and whether all ranks can reach it.
