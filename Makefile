@@ -19,7 +19,10 @@
 #   make gpu-check       on a machine with a GPU: short checks, the demonstration, the benchmark, sanitizers, specs   PARTS= MOST= ONLY=
 #   make lint            layers, boundary, style
 #   make reference       docs/reference, of lua/perilune/reference and the C headers
+#   make amalgamation    two files for hosts that compile the library themselves: build/amalgamation
+#   make check-amalgamation  compile them (a minute) and run a program of theirs
 #   make contract        at a release: record what programs rely on, runtime/gen/contract.txt
+#   make kept            at a release: keep programs that are built with it, tests/kept
 #   make pictures        the pictures of the documents: docs/pictures (some need Chromium)   ONLY=
 #   make install         PREFIX=/usr/local DESTDIR=
 #   make probe           look again for libraries and print the table
@@ -163,7 +166,7 @@ SERVE_OBJ := $(patsubst %.c,$B/obj/%.o,$(filter-out runtime/serve/main.c $(if $(
 CDEF := $B/lua/perilune/cdef.lua
 LUA_SO := $(if $(LAUNCHER),$B/libperilune_lua.so)
 
-.PHONY: all contract help probe config needed setup test check check-c check-lua parity reference pictures check-mpi check-net check-kills check-cuda check-cuda-san check-cuda-short gpu-check gpu-check-run fuzz demo demo-run demo-serve demo-serve-run lint install uninstall clean distclean \
+.PHONY: all kept amalgamation check-amalgamation contract help probe config needed setup test check check-c check-lua parity reference pictures check-mpi check-net check-kills check-cuda check-cuda-san check-cuda-short gpu-check gpu-check-run fuzz demo demo-run demo-serve demo-serve-run lint install uninstall clean distclean \
 	bench bench-step bench-comm bench-embed bench-tiers bench-sparse bench-data bench-dense bench-routes bench-shard bench-collision bench-net \
 	bench-pipeline bench-plan bench-checkpoint bench-serve bench-retrieval
 .DELETE_ON_ERROR:
@@ -247,6 +250,23 @@ $(MAP): $(CDEF) $(HEADERS) runtime/gen/contract.lua $(wildcard runtime/gen/contr
 # Write down what this release promises to the programs that are built with it.
 contract: $(CDEF)
 	@$(call CONTRACT,record)
+# And keep some programs that were: spec/linking_spec.lua runs them with every later library of the same contract.
+kept: all
+	@mkdir -p tests/kept
+	@for name in lookup train lua; do $(CC) -std=c11 -O1 -s -Iruntime/include examples/hosts/$$name.c -L$B -lperilune \
+	  -o tests/kept/$$name-$(SOVERSION)-$(ARCH) || exit 1; done
+
+# Two files, without MPI and CUDA, for hosts that compile the library with one call of their compiler.
+amalgamation: needed
+	@mkdir -p $B/amalgamation
+	$(Q)luajit runtime/gen/amalgamation.lua $B/amalgamation $(VERSION) kernels/cpu/unit.c kernels/cpu/unit_tbe.c $(CORE)
+	@echo '$B/amalgamation/perilune.c, perilune.h: cc -std=gnu11 -O2 host.c perilune.c -lxxhash -lpthread -ldl -lm'
+
+# The program of spec/linking_spec.lua, made of them; says how long the compiler took.
+check-amalgamation: amalgamation
+	@ln -sfn . $B/amalgamation/perilune
+	bash -c "time $(CC) -std=gnu11 -O2 -DPROGRAM -I$B/amalgamation tests/linking/use.c $B/amalgamation/perilune.c -o $B/amalgamation/use -lxxhash -lpthread -ldl -lm"
+	$B/amalgamation/use && PERI_CPU_ISA=ref $B/amalgamation/use
 
 $(LIB_SO): $(OBJ) $(MAP)
 	@$(if $(V),,echo '  LINK    $@')

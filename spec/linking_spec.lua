@@ -82,4 +82,36 @@ describe("linking", function()
     out = run "late"
     assert.matches("ETIMEOUT: mpi: joining the world took longer than 1 s: not all ranks of the program's communicator have come", out)
   end)
+
+  it("goes with two files that the program compiles itself, in one call", function()
+    if need() then return pending(need()) end
+    local out, status = shell.run "make --no-print-directory amalgamation"
+    assert.equal(0, status, out)
+    -- Whether it compiles: the program itself takes a minute, and is `make check-amalgamation`.
+    out, status = shell.run("${CC:-cc} -std=gnu11 -Wall -Wno-unused-function -Werror -fsyntax-only build/amalgamation/perilune.c")
+    assert.equal(0, status, out)
+  end)
+
+  it("goes on for programs that were built with an earlier library", function()
+    if need() then return pending(need()) end
+    local contract = shell.read "runtime/include/perilune/base.h":match "PERI_ABI_VERSION = (%d+)"
+    local machine = shell.run "uname -m":match "%S+"
+    local function kept(name) return ("tests/kept/%s-%s-%s"):format(name, contract, machine) end
+    if not io.open(kept "lookup") then return pending("no programs are kept for " .. machine .. " and contract " .. contract) end
+    local env = { LD_LIBRARY_PATH = shell.build }
+    local out, status = shell.run(kept "lookup" .. " 3 7 999", env)
+    if out:match "GLIBC_" then return pending "the C library is older than the one with which they were built" end
+    assert.equal("clicked: 1009 1009.75 1010.5 1011.25\ntags: 3.5 3.75 4 4.25\n", out)
+    assert.equal(0, status)
+    out, status = shell.run(kept "lookup" .. " 1000", env)
+    assert.matches("id 1000 at place 0 of the bag, allowed: 0%.%.999", out)
+    assert.equal(1, status)
+    out, status = shell.run(kept "train", env)
+    assert.equal(0, status, out)
+    assert.is_true(tonumber(out:match "step 200: loss ([%d.]+)") < 0.05, out)
+    if shell.no_launcher() then return end
+    out, status = shell.run(kept "lua" .. " examples/hosts/score.lua 1,2,3", env)
+    assert.equal("14.5\na linear model, 4 parameters\n2 buffers are the program's again\n", out)
+    assert.equal(0, status)
+  end)
 end)
