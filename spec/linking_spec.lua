@@ -1,7 +1,7 @@
 -- Every way in which a host can link the library, as an outsider would with the installed pkg-config file: shared, static, fully static,
 -- loaded late by a program that knows nothing of it, twice in one process; and a program that was built when this version came out.
--- deadline: 120 s
--- takes: 8 s
+-- deadline: 300 s
+-- takes: 14 s
 local shell = require "spec.support.shell"
 
 describe("linking", function()
