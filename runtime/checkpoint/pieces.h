@@ -19,10 +19,10 @@ typedef struct peri__copying {
 } peri__copying;
 
 /** A part of a rectangle that lies in memory of its own. */
-typedef struct peri__share {
+typedef struct peri__file_share {
     peri__region want;
     char *memory;
-} peri__share;
+} peri__file_share;
 
 /** Where what is read goes: host memory that is laid out as the rectangle is, or a view of a tensor with the rectangle's shape. */
 typedef struct peri__target {
@@ -31,7 +31,7 @@ typedef struct peri__target {
     int64_t size;        /* bytes of an element */
     char *memory;        /* NULL: into the view */
     peri_tensor *view;
-    const peri__share *shares; /* not NULL: `memory` is not one, but these are, n_shares of them within the rectangle; each has its part */
+    const peri__file_share *shares; /* not NULL: `memory` is not one, but these are, n_shares of them within the rectangle; each has its part */
     int64_t n_shares;
     int64_t levels;      /* so many checkpoints of the chain are read; `memory` has what those below them have */
 } peri__target;

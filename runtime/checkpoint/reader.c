@@ -336,7 +336,7 @@ peri_status peri_checkpoint_read(peri_checkpoint *c, int64_t index, const peri_c
 }
 
 /** The smallest rectangle that has all of several; false: they lie so far apart that most of it would be read for nobody. */
-static bool joined(const peri__entry *e, const peri__share *shares, int64_t n, peri__region *all)
+static bool joined(const peri__entry *e, const peri__file_share *shares, int64_t n, peri__region *all)
 {
     int64_t elements = 0;
     *all = shares[0].want;
@@ -364,7 +364,7 @@ static peri_status read_shares(peri_checkpoint *c, int64_t index, const peri_che
     *done = false;
     PERI_TRY(peri__entry_at(c, f, index, &e));
     if (n < 2 || e->ndim < 1) return PERI_OK;
-    peri__share *shares = peri__alloc(sizeof *shares * (size_t)n);
+    peri__file_share *shares = peri__alloc(sizeof *shares * (size_t)n);
     if (!shares) return PERI_ENOMEM;
     peri_status status = PERI_OK;
     bool fits = true;
