@@ -148,14 +148,14 @@ PERI_API peri_status peri_sharded_table_check(const peri_sharded_table *table, c
  *  caches, how much memory they leave, and where their files are.) Does not communicate. Errors name the table. @out new. */
 PERI_API peri_status peri_sharded_new(const peri_sharded_config *config, peri_sharded **out);
 /** Add a reference. */
-PERI_API void peri_sharded_retain(peri_sharded *ebc);
+PERI_API void peri_sharded_retain(peri_sharded *module);
 /** Give up a reference; NULL is fine. Local. */
-PERI_API void peri_sharded_release(peri_sharded *ebc);
+PERI_API void peri_sharded_release(peri_sharded *module);
 
 /** Send the ids of @kjt to the ranks that own their rows. Posts and returns; advance it with peri_work_test. Needs every feature of the
  *  module among the keys of @kjt, in any order; ids out of range are an error that names table, feature, sample and id, on this rank, and
  *  poisons the group. Collective. @kjt retained. @out new. */
-PERI_API peri_status peri_sharded_input_dist(peri_sharded *ebc, peri_kjt *kjt, peri_work **out);
+PERI_API peri_status peri_sharded_input_dist(peri_sharded *module, peri_kjt *kjt, peri_work **out);
 
 /** One module's input. */
 typedef struct peri_sharded_input {
@@ -170,44 +170,44 @@ typedef struct peri_sharded_input {
 PERI_API peri_status peri_sharded_input_dists(const peri_sharded_input *inputs, int32_t n, peri_work **out);
 /** Look up what arrived and send the pooled rows back. @dist is a complete work of peri_sharded_input_dist, used once; posts and
  *  returns. Collective. PERI_PENDING: as peri_sharded_prefetch; nothing was posted. @out new. */
-PERI_API peri_status peri_sharded_compute_and_output_dist(peri_sharded *ebc, peri_work *dist, peri_work **out);
+PERI_API peri_status peri_sharded_compute_and_output_dist(peri_sharded *module, peri_work *dist, peri_work **out);
 /** Whether batches whose input_dist starts from now on teach the maps of tables with raw ids (at first: yes); else these ids are only
  *  looked up. On all ranks alike: input_dist compares it. Local. */
-PERI_API peri_status peri_sharded_train(peri_sharded *ebc, bool training);
+PERI_API peri_status peri_sharded_train(peri_sharded *module, bool training);
 /** What time it is for the map of table @table from the next input_dist on (peri_collision_time), also where this rank has no bucket of it.
  *  On all ranks alike: input_dist compares it. Local. */
-PERI_API peri_status peri_sharded_time(peri_sharded *ebc, const char *table, int64_t now);
+PERI_API peri_status peri_sharded_time(peri_sharded *module, const char *table, int64_t now);
 /** Bring the rows that @dist, a complete work of peri_sharded_input_dist not yet looked up, will need from files into memory, in the
  *  background (peri_tbe_batch_prefetch). Local. Raw ids become rows here, or else in the lookup, batch by batch in the order of these
  *  calls; rows that get another id start again right before the lookup of the batch that brought it. PERI_PENDING: a map of policy USER
  *  wants scores (peri_collision_candidates); give them, and call again. */
-PERI_API peri_status peri_sharded_prefetch(peri_sharded *ebc, peri_work *dist);
+PERI_API peri_status peri_sharded_prefetch(peri_sharded *module, peri_work *dist);
 /** Before the state of a module is read: an error (PERI_EINVAL) while it is of no one moment: peri_tbe_settled of its tables; and of a
  *  module with raw ids, while its maps and rows are of different moments, since maps have learned from batches that were prefetched, or
  *  looked up ahead, and whose output nobody has taken. If such batches were released instead, the rows that got other ids start again now.
  *  Local. */
-PERI_API peri_status peri_sharded_settle(peri_sharded *ebc);
+PERI_API peri_status peri_sharded_settle(peri_sharded *module);
 /** What the directories of tables in files held when the module was made: the flush of this rank's files or, where it has none, of those
  *  that it sees of other ranks' shards. All ranks (with files) must find the same number and stamp before they go on; the stamps are
  *  compared again with every input_dist. Local. */
-PERI_API peri_status peri_sharded_files_found(const peri_sharded *ebc, peri_flush_info *out);
+PERI_API peri_status peri_sharded_files_found(const peri_sharded *module, peri_flush_info *out);
 /** A flush is one event of the module on all ranks: each prepares; when none has failed, all commit with the same number (one more than the
  *  highest of their flush_info) and stamp; see peri_tbe_flush_prepare. Each is local and blocks; agreeing is the caller's. */
-PERI_API peri_status peri_sharded_flush_info(const peri_sharded *ebc, peri_flush_info *out);
-PERI_API peri_status peri_sharded_flush_prepare(peri_sharded *ebc);
-PERI_API peri_status peri_sharded_flush_commit(peri_sharded *ebc, int64_t number, uint64_t stamp);
+PERI_API peri_status peri_sharded_flush_info(const peri_sharded *module, peri_flush_info *out);
+PERI_API peri_status peri_sharded_flush_prepare(peri_sharded *module);
+PERI_API peri_status peri_sharded_flush_commit(peri_sharded *module, int64_t number, uint64_t stamp);
 /** Tensors that a batch becomes: 1, or (EC) one for each feature of each table. */
 PERI_API int32_t peri_sharded_results(const peri_sharded *sharded);
 /** What became of a complete work of peri_sharded_compute_and_output_dist, used once, in config.output_dtype: the pooled rows [batch,
  *  columns]; or (EC), feature after feature of each table in the module's order, the rows [ids, columns] of the feature's ids, in their
  *  order, zeros for ids of -1. Recorded on the tape when gradients were on at the lookup: the backward pass exchanges the gradient and
  *  updates the shards. Local. @out: room for peri_sharded_results(); new references. */
-PERI_API peri_status peri_sharded_output(peri_sharded *ebc, peri_work *output, peri_tensor **out);
+PERI_API peri_status peri_sharded_output(peri_sharded *module, peri_work *output, peri_tensor **out);
 
 /** The values of the input of a complete work of peri_sharded_compute_and_output_dist, of a module that returns_rows, with the row of the
  *  whole table in the place of each raw id; -1: it has none. Once, before or after peri_sharded_output. Waits for the device. @out new,
  *  i64. */
-PERI_API peri_status peri_sharded_rows(peri_sharded *ebc, peri_work *output, peri_tensor **out);
+PERI_API peri_status peri_sharded_rows(peri_sharded *module, peri_work *output, peri_tensor **out);
 
 /** A piece of a table that lives on this rank: a shard, or a whole replica. */
 typedef struct peri_local_shard {
@@ -220,16 +220,16 @@ typedef struct peri_local_shard {
 } peri_local_shard;
 
 /** Number of pieces on this rank, and the i-th, in order of tables and offsets. */
-PERI_API int32_t peri_sharded_local_shards(const peri_sharded *ebc);
-PERI_API peri_status peri_sharded_local_shard(peri_sharded *ebc, int32_t i, peri_local_shard *out);
+PERI_API int32_t peri_sharded_local_shards(const peri_sharded *module);
+PERI_API peri_status peri_sharded_local_shard(peri_sharded *module, int32_t i, peri_local_shard *out);
 /** Learning rate of optimizer @optimizer (index into config.optimizers) from now on; on all ranks alike. */
-PERI_API peri_status peri_sharded_learning_rate_set(peri_sharded *ebc, int32_t optimizer, double learning_rate);
+PERI_API peri_status peri_sharded_learning_rate_set(peri_sharded *module, int32_t optimizer, double learning_rate);
 /** Backward passes of the module so far, which are as many on all ranks. NULL: 0. Local. */
-PERI_API int64_t peri_sharded_passes(const peri_sharded *ebc);
+PERI_API int64_t peri_sharded_passes(const peri_sharded *module);
 /** A number that is another one after the weights of this rank's shards have changed: by updates, by peri_tbe_write and
  *  peri_tbe_rows_reset, through views (but not through peri_tensor_data). Rows that were looked up before are old then. NULL: 0. Local. */
-PERI_API int64_t peri_sharded_changes(const peri_sharded *ebc);
+PERI_API int64_t peri_sharded_changes(const peri_sharded *module);
 /** Updates that all fused tables count as made so far (peri_tbe_iteration_set); on all ranks alike. Local. */
-PERI_API peri_status peri_sharded_iteration_set(peri_sharded *ebc, int64_t iteration);
+PERI_API peri_status peri_sharded_iteration_set(peri_sharded *module, int64_t iteration);
 
 #endif
