@@ -141,10 +141,10 @@ static uint64_t name_hash(const char *name)
  *  it is still the caller's on failure. */
 static peri_status flow_new(peri_group *g, const peri_tensor *input, const peri__flow_args *a, flow **out)
 {
-    static const peri_exchange_options none = {.size = sizeof none};
-    peri_exchange_options options;
-    const peri_exchange_options *o = a->options ? &options : &none;
-    if (a->options) PERI_TRY(peri__struct_take(&options, sizeof options, a->options, a->function, "peri_exchange_options"));
+    static const peri_exchange_config none = {.size = sizeof none};
+    peri_exchange_config options;
+    const peri_exchange_config *o = a->options ? &options : &none;
+    if (a->options) PERI_TRY(peri__struct_take(&options, sizeof options, a->options, a->function, "peri_exchange_config"));
     bool floating = input->dtype == PERI_F32 || input->dtype == PERI_F64;
     if (a->kind != PERI_FLOW_ALL_TO_ALL && !floating)
         return peri__fail(PERI_EINVAL, "%s: the input is %s, allowed: f32, f64", a->function, peri_dtype_name(input->dtype));

@@ -37,7 +37,7 @@ static peri_status check_rows(const char *f, const char *what, const peri_tensor
 /* -- all to all ---------------------------------------------------------------------------------------------------------------------- */
 
 peri_status peri_exchange_alltoall_pooled(peri_group *g, peri_tensor *input, const int64_t *batch, const int64_t *dims,
-                                          const peri_exchange_options *options, peri_work **out)
+                                          const peri_exchange_config *options, peri_work **out)
 {
     static const char f[] = "peri_exchange_alltoall_pooled";
     char text[128];
@@ -60,7 +60,7 @@ peri_status peri_exchange_alltoall_pooled(peri_group *g, peri_tensor *input, con
 }
 
 peri_status peri_exchange_variable_batch_alltoall_pooled(peri_group *g, peri_tensor *input, const peri_variable_batch_args *v,
-                                                         const peri_exchange_options *options, peri_work **out)
+                                                         const peri_exchange_config *options, peri_work **out)
 {
     static const char f[] = "peri_exchange_variable_batch_alltoall_pooled";
     peri__flow_args a = {.function = f, .kind = PERI_FLOW_ALL_TO_ALL, .layout = PERI_LAYOUT_FLAT, .ndim = 1, .options = options};
@@ -98,7 +98,7 @@ peri_status peri_exchange_variable_batch_alltoall_pooled(peri_group *g, peri_ten
 static int64_t even_part(int64_t rows, int32_t size, int32_t r) { return rows / size + (r < rows % size); }
 
 peri_status peri_exchange_alltoallv(peri_group *g, peri_tensor *const *inputs, int32_t n, const int64_t *dims,
-                                    const peri_exchange_options *options, peri_work **out)
+                                    const peri_exchange_config *options, peri_work **out)
 {
     PERI_NEED(inputs);
     static const char f[] = "peri_exchange_alltoallv";
@@ -137,7 +137,7 @@ peri_status peri_exchange_alltoallv(peri_group *g, peri_tensor *const *inputs, i
 /* -- reduce-scatter, all-gather -------------------------------------------------------------------------------------------------------- */
 
 /** Parts of @rows[i] rows of @input. */
-static peri_status scatter(const char *f, peri_group *g, peri_tensor *input, const int64_t *rows, const peri_exchange_options *options,
+static peri_status scatter(const char *f, peri_group *g, peri_tensor *input, const int64_t *rows, const peri_exchange_config *options,
                            peri_work **out)
 {
     peri__flow_args a = {
@@ -161,7 +161,7 @@ static peri_status check_scatter(const char *f, peri_group *g, const peri_tensor
     return input->ndim ? PERI_OK : peri__fail(PERI_EINVAL, "%s: the input is a scalar", f);
 }
 
-peri_status peri_exchange_reduce_scatter_pooled(peri_group *g, peri_tensor *const *inputs, const peri_exchange_options *options,
+peri_status peri_exchange_reduce_scatter_pooled(peri_group *g, peri_tensor *const *inputs, const peri_exchange_config *options,
                                                 peri_work **out)
 {
     PERI_NEED(inputs);
@@ -180,7 +180,7 @@ peri_status peri_exchange_reduce_scatter_pooled(peri_group *g, peri_tensor *cons
     return status;
 }
 
-peri_status peri_exchange_reduce_scatter_base_pooled(peri_group *g, peri_tensor *input, const peri_exchange_options *options,
+peri_status peri_exchange_reduce_scatter_base_pooled(peri_group *g, peri_tensor *input, const peri_exchange_config *options,
                                                      peri_work **out)
 {
     PERI_NEED(out);
@@ -199,7 +199,7 @@ peri_status peri_exchange_reduce_scatter_base_pooled(peri_group *g, peri_tensor 
 }
 
 peri_status peri_exchange_reduce_scatter_v_pooled(peri_group *g, peri_tensor *input, const int64_t *input_splits,
-                                                  const peri_exchange_options *options, peri_work **out)
+                                                  const peri_exchange_config *options, peri_work **out)
 {
     static const char f[] = "peri_exchange_reduce_scatter_v_pooled";
     uint64_t hash = 0;
@@ -210,7 +210,7 @@ peri_status peri_exchange_reduce_scatter_v_pooled(peri_group *g, peri_tensor *in
 }
 
 peri_status peri_exchange_reduce_scatter_v_per_feature_pooled(peri_group *g, peri_tensor *input, int32_t n_features, const int64_t *batch,
-                                                              const int64_t *dims, const peri_exchange_options *options, peri_work **out)
+                                                              const int64_t *dims, const peri_exchange_config *options, peri_work **out)
 {
     static const char f[] = "peri_exchange_reduce_scatter_v_per_feature_pooled";
     uint64_t hash = 0;
@@ -229,7 +229,7 @@ peri_status peri_exchange_reduce_scatter_v_per_feature_pooled(peri_group *g, per
     return status;
 }
 
-peri_status peri_exchange_all_gather_base_pooled(peri_group *g, peri_tensor *input, const peri_exchange_options *options, peri_work **out)
+peri_status peri_exchange_all_gather_base_pooled(peri_group *g, peri_tensor *input, const peri_exchange_config *options, peri_work **out)
 {
     PERI_NEED(g);
     PERI_NEED(input);

@@ -590,7 +590,7 @@ int64_t peri_criteo_count(peri_criteo *r)
 
 /* -- opening ----------------------------------------------------------------------------------------------------------------------- */
 
-static peri_status check_options(const peri_criteo_options *o)
+static peri_status check_options(const peri_criteo_config *o)
 {
     const char *f = "peri_criteo_open";
     if (!o->path) return peri__fail(PERI_EINVAL, "%s: no path", f);
@@ -618,7 +618,7 @@ static peri_status check_options(const peri_criteo_options *o)
 }
 
 /** A pipe is read once, from its start to its end, by one reader. */
-static peri_status check_pipe(const peri_criteo *r, const peri_criteo_options *o)
+static peri_status check_pipe(const peri_criteo *r, const peri_criteo_config *o)
 {
     if (!r->window.pipe || (o->world == 1 && o->begin == 0 && o->end == 1)) return PERI_OK;
     return peri__fail(PERI_EINVAL, "peri_criteo_open: %s is a pipe (no regular file): one rank can read it, once, as a whole; wanted: "
@@ -626,7 +626,7 @@ static peri_status check_pipe(const peri_criteo *r, const peri_criteo_options *o
 }
 
 /** @text NULL: open the file. */
-static peri_status open_reader(const peri_criteo_options *o, const char *text, int64_t size, peri_criteo **out)
+static peri_status open_reader(const peri_criteo_config *o, const char *text, int64_t size, peri_criteo **out)
 {
     PERI_TRY(check_options(o));
     peri_criteo *r = peri__alloc_zero(sizeof *r);
@@ -666,16 +666,16 @@ out:
     return status;
 }
 
-peri_status peri_criteo_open(const peri_criteo_options *options, peri_criteo **out)
+peri_status peri_criteo_open(const peri_criteo_config *options, peri_criteo **out)
 {
-    PERI_TAKE(peri_criteo_options, options);
+    PERI_TAKE(peri_criteo_config, options);
     PERI_NEED(out);
     return open_reader(options, NULL, 0, out);
 }
 
-peri_status peri_criteo_open_memory(const peri_criteo_options *options, const char *text, int64_t size, peri_criteo **out)
+peri_status peri_criteo_open_memory(const peri_criteo_config *options, const char *text, int64_t size, peri_criteo **out)
 {
-    PERI_TAKE(peri_criteo_options, options);
+    PERI_TAKE(peri_criteo_config, options);
     if (!text || size < 0) return peri__fail(PERI_EINVAL, "peri_criteo_open_memory: no text, or %lld bytes of it", (long long)size);
     return open_reader(options, text, size, out);
 }

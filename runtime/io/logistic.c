@@ -19,9 +19,9 @@ struct peri_logistic {
     int64_t *cursor; /* [sparse_features] place in the batch's values */
 };
 
-peri_status peri_logistic_new(const peri_logistic_options *o, peri_logistic **out)
+peri_status peri_logistic_new(const peri_logistic_config *o, peri_logistic **out)
 {
-    PERI_TAKE(peri_logistic_options, o);
+    PERI_TAKE(peri_logistic_config, o);
     PERI_NEED(out);
     const char *function = "peri_logistic_new";
     if (o->dense_features < 0 || o->dense_features > IO_MAX_FEATURES || o->sparse_features < 0 || o->sparse_features > IO_MAX_FEATURES)

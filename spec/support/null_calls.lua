@@ -85,7 +85,7 @@ local function objects(dtype)
   add("tbe_batch", function(out) return C.peri_tbe_batch_new(o.tbe, input, out) end)
   add("batch", function(out) return C.peri_batch_new(1, 1, 2, 2, out) end)
   add("logistic", function(out)
-    return C.peri_logistic_new(P.struct("peri_logistic_options", { table_rows = sizes, dense_features = 1, sparse_features = 1,
+    return C.peri_logistic_new(P.struct("peri_logistic_config", { table_rows = sizes, dense_features = 1, sparse_features = 1,
       learning_rate = 1 }), out)
   end)
   o.model = the_model()

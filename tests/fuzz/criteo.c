@@ -42,7 +42,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     require(text != NULL, "no memory");
     memcpy(text, data + 1, size - 1);
     char *end = realloc(text, size - 1 ? size - 1 : 1);
-    peri_criteo_options o = {.size = sizeof o,
+    peri_criteo_config o = {.size = sizeof o,
                              .path = "fuzz", .table_rows = table_rows, .dense_features = 2, .sparse_features = 3, .world = 1 + (choice & 1),
                              .dense = choice % 3, .ids = choice >> 3 & 1, .missing = choice >> 4 & 1, .batch_rows = 1 + (choice >> 5),
                              .begin = choice & 4 ? 0.25 : 0, .end = choice & 2 ? 0.75 : 1};

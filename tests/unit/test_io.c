@@ -19,18 +19,18 @@
 static const int64_t rows[3] = {50, 60, 70};
 static const int32_t least[3] = {0, 1, 2}, most[3] = {3, 1, 2};
 
-static peri_synthetic_options synthetic(void)
+static peri_synthetic_config synthetic(void)
 {
-    return (peri_synthetic_options){.size = sizeof(peri_synthetic_options),
+    return (peri_synthetic_config){.size = sizeof(peri_synthetic_config),
                                     .table_rows = rows, .bag_min = least, .bag_max = most, .dense_features = 2, .sparse_features = 3,
                                     .seed = 4, .alpha = 1.05, .signal = 1, .interaction = 1};
 }
 
 static const char text[] = "1\t5\t\t1f\t\t3\n0\t\t-7\t2\t4\t\n1\t1\t2\t3\t4\t5\n";
 
-static peri_criteo_options criteo(void)
+static peri_criteo_config criteo(void)
 {
-    return (peri_criteo_options){.size = sizeof(peri_criteo_options),
+    return (peri_criteo_config){.size = sizeof(peri_criteo_config),
                                  .path = "text", .table_rows = rows, .dense_features = 2, .sparse_features = 3, .dense = PERI_DENSE_LOG,
                                  .world = 1, .batch_rows = 2, .end = 1};
 }
@@ -39,7 +39,7 @@ static peri_criteo_options criteo(void)
 
 static peri_status fill_synthetic(void)
 {
-    peri_synthetic_options o = synthetic();
+    peri_synthetic_config o = synthetic();
     peri_batch *b = NULL;
     PERI_TRY(peri_batch_new(2, 3, 0, 0, &b));
     peri_status status = peri_synthetic_fill(&o, 0, 100, b);
@@ -50,7 +50,7 @@ static peri_status fill_synthetic(void)
 /** Two batches of `text`: of memory, or of the file of @path. */
 static peri_status read_two(const char *path)
 {
-    peri_criteo_options o = criteo();
+    peri_criteo_config o = criteo();
     peri_criteo *r = NULL;
     peri_batch *b = NULL;
     if (path) o.path = path;
@@ -78,8 +78,8 @@ static peri_status read_criteo_file(void)
 
 static peri_status train_logistic(void)
 {
-    peri_synthetic_options o = synthetic();
-    peri_logistic_options lo = {.size = sizeof lo, .table_rows = rows, .dense_features = 2, .sparse_features = 3, .learning_rate = 0.1};
+    peri_synthetic_config o = synthetic();
+    peri_logistic_config lo = {.size = sizeof lo, .table_rows = rows, .dense_features = 2, .sparse_features = 3, .learning_rate = 0.1};
     peri_logistic *m = NULL;
     peri_batch *b = NULL;
     double loss;
@@ -252,7 +252,7 @@ static void shares_cover_every_row_once(void **state)
 static void a_reader_refuses_a_batch_of_other_features(void **state)
 {
     (void)state;
-    peri_criteo_options o = criteo();
+    peri_criteo_config o = criteo();
     peri_criteo *r = NULL;
     peri_batch *b = NULL;
     assert_ok(peri_criteo_open_memory(&o, text, sizeof text - 1, &r));
@@ -283,7 +283,7 @@ static void a_reader_never_reads_behind_its_text(void **state)
     for (int64_t size = 1; size < (int64_t)sizeof text; size++) {
         char *copy = malloc((size_t)size);
         memcpy(copy, text, (size_t)size);
-        peri_criteo_options o = criteo();
+        peri_criteo_config o = criteo();
         peri_criteo *r = NULL;
         peri_batch *b = NULL;
         assert_ok(peri_criteo_open_memory(&o, copy, size, &r));
@@ -353,7 +353,7 @@ static void a_file_reads_like_memory(void **state)
     for (size_t k = 0; k < sizeof batches / sizeof *batches; k++)
         for (size_t p = 0; p < sizeof parts / sizeof *parts; p++)
             for (int32_t world = 1; world <= 3; world += 2) {
-                peri_criteo_options o = criteo();
+                peri_criteo_config o = criteo();
                 o.path = path;
                 o.batch_rows = batches[k];
                 o.world = world;
@@ -378,7 +378,7 @@ static void a_file_reads_like_memory(void **state)
 /* One of several readers that take turns at the batches of a file. */
 typedef struct turn {
     pthread_t thread;
-    peri_criteo_options options;
+    peri_criteo_config options;
     int64_t *index;
     int32_t first, step; /* its batches: first, first + step, ... */
     double *sums;        /* of each batch, by its number */
@@ -433,7 +433,7 @@ static void readers_on_several_threads_find_each_other_s_lines(void **state)
     for (size_t k = 0; k < sizeof batches / sizeof *batches; k++)
         for (size_t p = 0; p < sizeof parts / sizeof *parts; p++)
             for (int32_t readers = 1; readers <= READERS; readers++) {
-                peri_criteo_options o = criteo();
+                peri_criteo_config o = criteo();
                 o.path = path;
                 o.batch_rows = batches[k];
                 o.world = 3;

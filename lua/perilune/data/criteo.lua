@@ -81,7 +81,7 @@ return function(args, shared)
     rows[i] = util.integer(func, ("rows of category %d"):format(i), r, 0)
   end
   local source = Source(util.integer(func, "dense_features", a.dense_features, 0, 4096), n, rows)
-  local options = P.struct "peri_criteo_options"
+  local options = P.struct "peri_criteo_config"
   local table_rows = ffi.new("int64_t[?]", math.max(n, 1))
   for i = 1, n do table_rows[i - 1] = rows[i] end
   options.path, options.table_rows = a.path, table_rows

@@ -19,7 +19,7 @@ function LogisticRegression:init(args)
   local rows = ffi.new("int64_t[?]", math.max(n, 1))
   for i = 1, n do rows[i - 1] = util.integer("LogisticRegression", ("rows[%d]"):format(i), a.rows[i], 1) end
   signature.value("LogisticRegression", "dense_features", a.dense_features, "int")
-  local o = P.struct "peri_logistic_options"
+  local o = P.struct "peri_logistic_config"
   o.table_rows, o.sparse_features, o.dense_features, o.learning_rate, o.l2 = rows, n, a.dense_features, a.lr, a.l2
   check(C.peri_logistic_new(o, out))
   self._model = P.lasting(wrap, out[0])

@@ -67,8 +67,8 @@ enum {
     PERI_MISSING_ZERO = 1   /* id 0, which is then kept for it: the others share 1..n-1 as above, with n-1 for n, plus 1 */
 };
 
-typedef struct peri_criteo_options {
-    int64_t size; /* sizeof(peri_criteo_options) */
+typedef struct peri_criteo_config {
+    int64_t size; /* sizeof(peri_criteo_config) */
     const char *path;
     const int64_t *table_rows; /* [sparse_features], each > 0 (> 1 with PERI_MISSING_ZERO); copied */
     int32_t dense_features, sparse_features; /* 13 and 26; 0 is allowed for one of them */
@@ -76,7 +76,7 @@ typedef struct peri_criteo_options {
     int32_t rank, world;                     /* 0 <= rank < world */
     int64_t batch_rows;                      /* of the global batch, > 0 */
     double begin, end;                       /* part of the file by its bytes, 0 <= begin <= end <= 1: lines that start in it */
-} peri_criteo_options;
+} peri_criteo_config;
 
 /** A reader of lines "label TAB integers TAB hexadecimal categories", every field but the label possibly empty, ended by LF or CR LF, the
  *  last one by the end of the file too. A pipe (whatever is no regular file) is read once, by one rank, as a whole. */
@@ -87,10 +87,10 @@ typedef struct peri_criteo_ref {
 } peri_criteo_ref;
 
 /** Open a file or pipe. PERI_EIO with the system's reason; PERI_EINVAL for a part of a pipe, or several ranks. @out new. */
-PERI_API peri_status peri_criteo_open(const peri_criteo_options *options, peri_criteo **out);
+PERI_API peri_status peri_criteo_open(const peri_criteo_config *options, peri_criteo **out);
 /** The same over @size bytes of @text in memory, which the caller keeps until the release; options.path only names it in messages.
  *  @out new. */
-PERI_API peri_status peri_criteo_open_memory(const peri_criteo_options *options, const char *text, int64_t size, peri_criteo **out);
+PERI_API peri_status peri_criteo_open_memory(const peri_criteo_config *options, const char *text, int64_t size, peri_criteo **out);
 PERI_API void peri_criteo_release(peri_criteo *reader);
 /** Fill @batch (made for the same numbers of features; its room grows as needed) with this rank's rows of the next global batch. At the
  *  end of the part batch->global_rows is 0. PERI_EFORMAT names file, line, column and text, PERI_EIO the system's reason or
@@ -117,8 +117,8 @@ PERI_API int64_t peri_criteo_count(peri_criteo *reader);
 /** Samples shaped like Criteo's. Every number of row i depends on (seed, i) and the features' own fields only. Ids follow a power law:
  *  P(id) falls as (id + 1)^-alpha. The label is drawn from a hidden logistic model: a weight per integer and per id, and, scaled by
  *  `interaction`, dot products of hidden vectors of neighbouring features, which no logistic regression can express. */
-typedef struct peri_synthetic_options {
-    int64_t size; /* sizeof(peri_synthetic_options) */
+typedef struct peri_synthetic_config {
+    int64_t size; /* sizeof(peri_synthetic_config) */
     const int64_t *table_rows; /* [sparse_features], each 1..2^31 */
     const int32_t *bag_min, *bag_max; /* [sparse_features]: ids per bag, uniform in bag_min..bag_max, 0 <= min <= max */
     int32_t dense_features, sparse_features;
@@ -127,24 +127,24 @@ typedef struct peri_synthetic_options {
     double signal;      /* scale of the first-order part of the logit */
     double interaction; /* scale of the second-order part */
     double bias;        /* constant of the logit: lower makes positives rarer */
-} peri_synthetic_options;
+} peri_synthetic_config;
 
 /** Fill @batch with rows [first, first + rows) (its room grows as needed). */
-PERI_API peri_status peri_synthetic_fill(const peri_synthetic_options *options, int64_t first, int64_t rows, peri_batch *batch);
+PERI_API peri_status peri_synthetic_fill(const peri_synthetic_config *options, int64_t first, int64_t rows, peri_batch *batch);
 /** Write rows [first, first + rows) to @path in the Criteo layout: bags of 0 or 1 id only (bag_max <= 1), ids as 8 hexadecimal digits.
  *  Read back with PERI_DENSE_LOG and PERI_IDS_MOD they are what peri_synthetic_fill makes. */
-PERI_API peri_status peri_synthetic_write(const peri_synthetic_options *options, int64_t first, int64_t rows, const char *path);
+PERI_API peri_status peri_synthetic_write(const peri_synthetic_config *options, int64_t first, int64_t rows, const char *path);
 /** A number in [0, 1) that depends on (seed, stream, index) only. For samplers in Lua. */
 PERI_API double peri_random_uniform(uint64_t seed, uint64_t stream, uint64_t index);
 
 /* -- logistic regression ------------------------------------------------------------------------------------------------------------ */
 
-typedef struct peri_logistic_options {
-    int64_t size; /* sizeof(peri_logistic_options) */
+typedef struct peri_logistic_config {
+    int64_t size; /* sizeof(peri_logistic_config) */
     const int64_t *table_rows; /* [sparse_features] */
     int32_t dense_features, sparse_features;
     double learning_rate, l2;
-} peri_logistic_options;
+} peri_logistic_config;
 
 /** A logistic regression over the ids of every feature (one weight each) and the dense features, trained one sample at a time by
  *  Adagrad: s += g^2, w -= learning_rate * g / sqrt(s + 1e-8), where g includes l2 * w. All weights start at 0. */
@@ -155,7 +155,7 @@ typedef struct peri_logistic_ref {
 } peri_logistic_ref;
 
 /** @out new. */
-PERI_API peri_status peri_logistic_new(const peri_logistic_options *options, peri_logistic **out);
+PERI_API peri_status peri_logistic_new(const peri_logistic_config *options, peri_logistic **out);
 PERI_API void peri_logistic_release(peri_logistic *model);
 /** Train on the rows of @batch, in their order. @loss: mean log-loss before each sample's own update. PERI_ERANGE for ids outside. */
 PERI_API peri_status peri_logistic_train(peri_logistic *model, const peri_batch *batch, double *loss);
