@@ -100,7 +100,7 @@ int main(void)
     peri_sharded *tables = make_tables();
     check(peri_keys_new(features, 2, &keys)), check(peri_tensor_full(cpu, PERI_F32, 1, &cols, 1, &weight));
     check(peri_tensor_requires_grad(weight, true)), check(peri_reducer_new(world, &weight, 1, 0, &reducer));
-    options.size = sizeof options, check(peri_optim_defaults(PERI_OPTIM_ADAGRAD, &options));
+    options.size = sizeof options, check(peri_optim_default(PERI_OPTIM_ADAGRAD, &options));
     check(peri_optim_new(&options, &weight, 1, &optim));
     for (uint32_t step = 1; step <= STEPS; step++) {
         peri_kjt *batch;

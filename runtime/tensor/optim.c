@@ -22,11 +22,11 @@ struct peri_optim {
 
 /* -- making -------------------------------------------------------------------------------------------------------------------- */
 
-peri_status peri_optim_defaults(int32_t kind, peri_optim_args *out)
+peri_status peri_optim_default(int32_t kind, peri_optim_args *out)
 {
     PERI_NEED(out);
     if (kind < 0 || kind >= PERI_OPTIM_KIND_COUNT)
-        return peri__fail(PERI_EINVAL, "peri_optim_defaults: kind %d, allowed: 0..%d", kind, PERI_OPTIM_KIND_COUNT - 1);
+        return peri__fail(PERI_EINVAL, "peri_optim_default: kind %d, allowed: 0..%d", kind, PERI_OPTIM_KIND_COUNT - 1);
     peri_optim_args a = {.size = sizeof a, .kind = kind, .lr = 0.01, .eps = 1e-8, .beta1 = 0.9, .beta2 = 0.999, .alpha = 0.99};
     if (kind == PERI_OPTIM_SGD || kind == PERI_OPTIM_ADAM || kind == PERI_OPTIM_ADAMW) a.lr = 1e-3;
     if (kind == PERI_OPTIM_ADAGRAD || kind == PERI_OPTIM_ROWWISE_ADAGRAD) a.eps = 1e-10;

@@ -68,7 +68,7 @@ local function objects(dtype)
   local leaf = ffi.new("peri_tensor *[1]", tensor(C.PERI_F32, 2))
   assert(C.peri_tensor_requires_grad(leaf[0], true) == 0)
   local sgd = P.struct "peri_optim_args"
-  assert(C.peri_optim_defaults(C.PERI_OPTIM_SGD, sgd) == 0)
+  assert(C.peri_optim_default(C.PERI_OPTIM_SGD, sgd) == 0)
   add("optim", function(out) return C.peri_optim_new(sgd, leaf, 1, out) end)
   add("reducer", function(out) return C.peri_reducer_new(o.group, leaf, 1, 1024, out) end)
   local root = made("tensor", function(out) return C.peri_op_sum(leaf[0], ffi.new "int32_t[1]", 0, false, out) end)

@@ -30,7 +30,7 @@ enum {
     PERI_OPTIM_KIND_COUNT = 6
 };
 
-/** Options; which kinds use them. peri_optim_defaults fills in the defaults. */
+/** Options; which kinds use them. peri_optim_default fills in the defaults. */
 typedef struct peri_optim_args {
     int64_t size; /* sizeof(peri_optim_args) */
     int32_t kind;                     /* PERI_OPTIM_* */
@@ -49,7 +49,7 @@ typedef struct peri_optim_args {
 } peri_optim_args;
 
 /** Fill in PyTorch's defaults of @kind. @out: its `size` is set. */
-PERI_API peri_status peri_optim_defaults(int32_t kind, peri_optim_args *out);
+PERI_API peri_status peri_optim_default(int32_t kind, peri_optim_args *out);
 /** An optimizer of @params[n] (retained) with its states at their initial values. @args is copied. @out new. */
 PERI_API peri_status peri_optim_new(const peri_optim_args *args, peri_tensor *const *params, int32_t n, peri_optim **out);
 PERI_API void peri_optim_retain(peri_optim *optim);
