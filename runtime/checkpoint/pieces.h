@@ -31,7 +31,8 @@ typedef struct peri__target {
     int64_t size;        /* bytes of an element */
     char *memory;        /* NULL: into the view */
     peri_tensor *view;
-    const peri__file_share *shares; /* not NULL: `memory` is not one, but these are, n_shares of them within the rectangle; each has its part */
+    const peri__file_share *shares; /* not NULL: `memory` is not one, but these are, n_shares of them within the rectangle; each has its
+                                       part */
     int64_t n_shares;
     int64_t levels;      /* so many checkpoints of the chain are read; `memory` has what those below them have */
 } peri__target;

@@ -158,13 +158,14 @@ peri_status peri_model_changed(const peri_model *model)
 
 /* -- describing ------------------------------------------------------------------------------------------------------------------------ */
 
-void peri_model_describe(const peri_model *model, peri_model_info *out)
+peri_status peri_model_describe(const peri_model *model, peri_model_info *out)
 {
-    if (!model || !out) return;
-    *out = (peri_model_info){.path = model->path, .name = model->name, .producer = model->producer, .digest = model->digest,
+    PERI_NEED(model);
+    const peri_model_info now = {.path = model->path, .name = model->name, .producer = model->producer, .digest = model->digest,
                              .version = model->version, .operations = model->n_operations, .bytes = model->file.bytes,
                              .table_bytes = model->table_bytes, .step = model->step, .inputs = model->n_inputs,
                              .outputs = model->n_outputs, .tables = model->n_tables};
+    return PERI_GIVE(peri_model_info, out, &now);
 }
 
 const peri_model_input *peri_model_inputs(const peri_model *model, int64_t *n)

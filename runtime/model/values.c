@@ -113,6 +113,9 @@ peri_status peri__model_values(const char *function, const peri_model *m, int64_
     if (!inputs && m->n_inputs > 0) return peri__fail(PERI_EINVAL, "%s: inputs is missing", function);
     for (int32_t i = 0; i < m->n_inputs && batch > 0; i++) {
         const peri_model_values *v = &inputs[i];
+        if (v->spare[0] || v->spare[1])
+            return peri__fail(PERI_EUNSUPPORTED, "%s: the values of input '%s' say something that this library (" PERI_VERSION_TEXT
+                              ") does not know", function, m->inputs[i].name);
         c.input = &m->inputs[i];
         if (!v->dense && !v->ids && !v->offsets && !v->weights && !c.input->optional)
             return peri__fail(PERI_EINVAL, "%s: input '%s' is missing", function, c.input->name);

@@ -140,9 +140,9 @@ static peri_status take_outputs(file_model *m)
 /** What requests call the model, and its version: the step of the training, or else the begin of its digest. */
 static void take_name(file_model *m, const char *path, const char *name, const char *written)
 {
-    peri_model_info info;
+    peri_model_info info = {.size = sizeof info};
     struct stat st;
-    peri_model_describe(m->file, &info);
+    (void)peri_model_describe(m->file, &info); /* both are there */
     const char *slash = strrchr(path, '/'), *file = slash ? slash + 1 : path;
     size_t n = strlen(file), end = n > 5 && strcmp(file + n - 5, ".peri") == 0 ? n - 5 : n;
     if (name || *info.name) snprintf(m->name, sizeof m->name, "%s", name ? name : info.name);

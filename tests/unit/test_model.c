@@ -124,6 +124,14 @@ static void calls_allocate_nothing_and_refuse_whole(void **state)
     v[0].dense = NULL;
     assert_fails(peri_model_predict(c, 3, v, out), PERI_EINVAL, "input 'x' is missing");
     assert_ok(peri_model_predict(c, 0, v, out));
+    v[0].dense = dense, v[1].spare[1] = 1;
+    assert_fails(peri_model_predict(c, 3, v, out), PERI_EUNSUPPORTED, "the values of input 'ids' say something that this library");
+    v[1].spare[1] = 0;
+    peri_model_info info = {0};
+    assert_fails(peri_model_describe(m, &info), PERI_EINVAL, "the size of a peri_model_info is 0");
+    info.size = sizeof info;
+    assert_ok(peri_model_describe(m, &info));
+    assert_int_equal(info.inputs, 2);
     assert_fails(peri_model_predict(c, 4, v, out), PERI_EINVAL, "4 samples, allowed with this context: 0..3");
     assert_int_equal(peri_mem_live(), live);
     assert_int_equal(peri_mem_objects(), objects);

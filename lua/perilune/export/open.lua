@@ -63,8 +63,8 @@ end
 
 --- What is known about it: { path =, name =, producer =, digest =, version =, bytes =, table_bytes =, step =, operations = }.
 function methods:describe()
-  local info = ffi.new "peri_model_info"
-  C.peri_model_describe(ptr(self), info)
+  local info = P.struct "peri_model_info"
+  check(C.peri_model_describe(ptr(self), info))
   local d = {}
   for _, key in ipairs { "path", "name", "producer", "digest" } do d[key] = ffi.string(info[key]) end
   for _, key in ipairs { "version", "operations", "bytes", "table_bytes", "step" } do d[key] = tonumber(info[key]) end

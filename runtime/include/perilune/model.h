@@ -86,16 +86,19 @@ typedef struct peri_model_input {
     bool optional;         /* may be missing: a list is then empty, a dense input is `missing` */
     bool finite;           /* DENSE, and weights: NaN and infinities are refused; false: they are computed with */
     float missing;         /* DENSE: what each number of a missing input is, if `optional` */
+    int64_t spare[4];      /* 0: nothing that this header knows of */
 } peri_model_input;
 
 /** One output: @columns f32 for each sample. */
 typedef struct peri_model_output {
     const char *name;
     int64_t columns;
+    int64_t spare[4]; /* likewise */
 } peri_model_output;
 
 /** What else is known about a model. Texts are borrowed from it. */
 typedef struct peri_model_info {
+    int64_t size;         /* sizeof(peri_model_info) */
     const char *path;     /* as it was opened */
     const char *name;     /* whatever the exporter was told, "" if nothing */
     const char *producer; /* "perilune 0.1.0" */
@@ -113,10 +116,11 @@ typedef struct peri_model_table {
     const char *name;
     const char *dtype; /* "f32", "f16", "bf16", "int8", "int4", "fp8" */
     int64_t rows, columns, bytes;
+    int64_t spare[4]; /* likewise */
 } peri_model_table;
 
-/** Describe @model. */
-PERI_API void peri_model_describe(const peri_model *model, peri_model_info *out);
+/** Describe @model. @out: its `size` is set. */
+PERI_API peri_status peri_model_describe(const peri_model *model, peri_model_info *out);
 /** The inputs in the order that peri_model_predict takes them; @n: their number. Borrowed, lives as long as the model. */
 PERI_API const peri_model_input *peri_model_inputs(const peri_model *model, int64_t *n);
 /** The outputs, likewise. */
@@ -132,6 +136,7 @@ typedef struct peri_model_values {
     const int64_t *ids;     /* IDS: the ids of all samples, one list after the other (NULL is fine where all lists are empty) */
     const int64_t *offsets; /* IDS: [batch + 1], from 0: the list of sample b is ids[offsets[b] .. offsets[b + 1]) */
     const float *weights;   /* IDS that are `weighted`: one for each id */
+    int64_t spare[2];       /* 0; PERI_EUNSUPPORTED otherwise: of a later header */
 } peri_model_values;
 
 /** Whether the model takes these values, of as many inputs and in the order that peri_model_inputs says: what peri_model_predict checks,
