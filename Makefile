@@ -8,6 +8,7 @@
 #   make test            set up, build, run every test
 #   make fuzz            every fuzzer for SECONDS=60, with other inputs each time   SECONDS= SEED= ONLY=
 #   make check-kills     kills saving processes KILLS=200 times of each kind, in chains of increments too (half an hour)
+#   make stress          threads on one table, under the thread sanitizer   SECONDS=20
 #   make bench           all benchmarks: bench-step bench-comm bench-embed bench-tiers bench-sparse bench-data bench-dense
 #                        bench-routes bench-shard bench-collision bench-pipeline bench-plan bench-checkpoint bench-serve
 #                        bench-retrieval  ARGS= PYTHON=
@@ -166,7 +167,7 @@ SERVE_OBJ := $(patsubst %.c,$B/obj/%.o,$(filter-out runtime/serve/main.c $(if $(
 CDEF := $B/lua/perilune/cdef.lua
 LUA_SO := $(if $(LAUNCHER),$B/libperilune_lua.so)
 
-.PHONY: all kept amalgamation check-amalgamation contract help probe config needed setup test check check-c check-lua parity reference pictures check-mpi check-net check-kills check-cuda check-cuda-san check-cuda-short gpu-check gpu-check-run fuzz demo demo-run demo-serve demo-serve-run lint install uninstall clean distclean \
+.PHONY: all stress kept amalgamation check-amalgamation contract help probe config needed setup test check check-c check-lua parity reference pictures check-mpi check-net check-kills check-cuda check-cuda-san check-cuda-short gpu-check gpu-check-run fuzz demo demo-run demo-serve demo-serve-run lint install uninstall clean distclean \
 	bench bench-step bench-comm bench-embed bench-tiers bench-sparse bench-data bench-dense bench-routes bench-shard bench-collision bench-net \
 	bench-pipeline bench-plan bench-checkpoint bench-serve bench-retrieval
 .DELETE_ON_ERROR:
@@ -500,6 +501,11 @@ gpu-check:
 gpu-check-run: all $(UNIT) $(TEST_PLUGINS) $(if $(filter cuda_host,$(GPU)),$(CUDA_HOST) $(NCCL_HOST),$(CUDA_SO) $(NCCL_SO) $(CUDA_KERNELS))
 	@luajit tests/gpu/check.lua --build=$B --device=$(GPU) --mpi='$(HAVE_MPI)' --busted='$(HAVE_BUSTED)' --cmocka='$(HAVE_CMOCKA)' --only='$(ONLY)' \
 	  --parts='$(PARTS)' --most='$(MOST)' --kernels=$(if $(filter cuda_host,$(GPU)),$(CUDA_HOST),$(CUDA_KERNELS)) --sanitizer=$(firstword $(wildcard $(CUDA_HOME)/bin/compute-sanitizer))
+# Threads on one table, and states of Lua in several threads, for SECONDS=20: under the thread sanitizer (LuaJIT's without it).
+stress: all $B/tests/unit/test_lua
+	@$(SUBMAKE) SAN=thread build/san-thread/tests/unit/test_stress
+	PERI_STRESS=$(or $(SECONDS),20) build/san-thread/tests/unit/test_stress
+	for round in 1 2 3 4 5; do $B/tests/unit/test_lua >$B/stress.log 2>&1 || { cat $B/stress.log; exit 1; }; done
 check-mpi: all $(CUDA_HOST) $(NCCL_HOST)
 	@$(RUN_TESTS) --parts=mpi
 # Every spec that runs under mpirun -n 4, on pretended machines; `check` runs a short list of them there.
