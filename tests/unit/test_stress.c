@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * test_stress.c: eight threads on one table: lookups of batches of all sizes, some with ids that are not there, beside updates. An update adds
- * 1 to every number of the table, so all numbers of a lookup stand for the same count of updates, which never falls. `make stress` runs
- * it longer, under the thread sanitizer (PERI_STRESS: seconds).
+ * test_stress.c: eight threads on one table: lookups of batches of all sizes, some with ids that are not there, beside updates. An update
+ * adds 1 to every number of the table, so all numbers of a lookup stand for the same count of updates, which never falls. `make stress`
+ * runs it longer, under the thread sanitizer (PERI_STRESS: seconds).
  */
 #include "tests/harness/check.h"
 
