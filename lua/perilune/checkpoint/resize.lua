@@ -17,7 +17,7 @@ local C = P.C
 local M = {}
 
 local INFINITE = 9223372036854775807LL -- MCH: no id
-local longs = ffi.typeof "int64_t[?]"
+local longs, doubles, places = ffi.typeof "int64_t[?]", ffi.typeof "double[?]", ffi.typeof "uint32_t[?]"
 
 local function cpu_tensor(x) return Tensor.is(x) and x:to(nil, "cpu") or x:tensor "cpu" end
 
@@ -38,118 +38,148 @@ local function size_of(x) return Tensor.is(x) and x:shape() or x:size() end
 
 -- -- which ids ------------------------------------------------------------------------------------------------------------------------
 
---- Scores of MCH ids by the policy: a function(k) of the k-th entry (from 0).
-local function score_of(policy, counts, last, n, now, name)
+--- Scores of MCH ids by the policy, into `scores` (double [n]).
+local function fill_scores(scores, policy, counts, last, n, now, name)
   local d, kind = policy.decay_exponent, policy.kind
-  if kind == C.PERI_EVICT_LFU then return function(k) return tonumber(counts[k]) end end
-  if kind == C.PERI_EVICT_LRU then return function(k) return tonumber(last[k]) end end
-  if kind == C.PERI_EVICT_DISTANCE_LFU then
-    return function(k) return tonumber(counts[k]) / (now - tonumber(last[k]) + 1) ^ d end
-  end
-  local scores = longs(1)
-  P.scope(function()
-    local function tensor(array) return Tensor.from_memory(ffi.cast("const int64_t *", array), { n }, "i64", "cpu") end
-    local list = policies.scores(policy, tensor(counts), tensor(last), now, name):to("f64", "cpu"):to_list()
-    scores = list
-  end)
-  return function(k) return scores[k + 1] end
-end
-
---- What the checkpoint's map knows: a list of { id =, row = (of the whole table), score =, at = place in the states }.
-local function entries_of(kind, module, states, name, now)
-  local list = {}
-  if kind == "mch" then
-    local ids, n = array_of(states._mch_sorted_raw_ids)
-    local rows, counts, last = array_of(states._mch_remapped_ids_mapping), array_of(states._mch_counts),
-      array_of(states._mch_last_access_iter)
-    local score = score_of(module.eviction_policy, counts, last, n, now, name)
-    for k = 0, n - 1 do
-      if ids[k] ~= INFINITE then list[#list + 1] = { id = ids[k], row = tonumber(rows[k]), score = score(k), at = k } end
-    end
+  if kind == C.PERI_EVICT_LFU then for k = 0, n - 1 do scores[k] = tonumber(counts[k]) end
+  elseif kind == C.PERI_EVICT_LRU then for k = 0, n - 1 do scores[k] = tonumber(last[k]) end
+  elseif kind == C.PERI_EVICT_DISTANCE_LFU then
+    for k = 0, n - 1 do scores[k] = tonumber(counts[k]) / (now - tonumber(last[k]) + 1) ^ d end
   else
-    local ids, n = array_of(states._hash_zch_identities)
+    P.scope(function()
+      local function tensor(array) return Tensor.from_memory(ffi.cast("const int64_t *", array), { n }, "i64", "cpu") end
+      local made = policies.scores(policy, tensor(counts), tensor(last), now, name):to("f64", "cpu"):contiguous()
+      ffi.copy(scores, made:read(), 8 * n)
+    end)
+  end
+end
+
+--- Sort the first n of `list` (uint32_t) by before(x, y); those that are equal keep their order. Returns the array that has them.
+local function sort(list, n, before)
+  local from, to, width = list, places(math.max(n, 1)), 1
+  while width < n do
+    for low = 0, n - 1, 2 * width do
+      local middle, high = math.min(low + width, n), math.min(low + 2 * width, n)
+      local i, j = low, middle
+      for k = low, high - 1 do
+        if i < middle and (j >= high or not before(from[j], from[i])) then to[k], i = from[i], i + 1
+        else to[k], j = from[j], j + 1 end
+      end
+    end
+    from, to, width = to, from, 2 * width
+  end
+  return from
+end
+
+--- What the checkpoint's map knows, as arrays by entry: n =, ids =, at = place in the states, to = the new row, -1 where there is none;
+--- rows = those of the whole table by place (nil: the places are the rows); order = the entries, best first.
+local function entries_of(kind, module, states, name, now)
+  local ids, all = array_of(states[kind == "mch" and "_mch_sorted_raw_ids" or "_hash_zch_identities"])
+  local free, n = kind == "mch" and INFINITE or -1LL, 0
+  local e = { ids = longs(math.max(all, 1)), at = places(math.max(all, 1)), to = longs(math.max(all, 1)) }
+  local scores = doubles(math.max(all, 1))
+  if kind == "mch" then
+    fill_scores(scores, module.eviction_policy, array_of(states._mch_counts), array_of(states._mch_last_access_iter), all, now, name)
+  else
     local times = array_of(states._hash_zch_metadata)
-    for k = 0, n - 1 do
-      if ids[k] ~= -1 then list[#list + 1] = { id = ids[k], row = k, score = times and tonumber(times[k]) or -k, at = k } end
+    for k = 0, all - 1 do scores[k] = times and tonumber(times[k]) or -k end
+  end
+  for k = 0, all - 1 do
+    if ids[k] ~= free then
+      e.ids[n], e.at[n], e.to[n], scores[n] = ids[k], k, -1, scores[k]
+      n = n + 1
     end
   end
-  table.sort(list, function(x, y)
-    if x.score ~= y.score then return x.score > y.score end
-    return x.id < y.id
+  e.n, e.rows = n, kind == "mch" and array_of(states._mch_remapped_ids_mapping) or nil
+  local order = places(math.max(n, 1))
+  for k = 0, n - 1 do order[k] = k end
+  e.order = sort(order, n, function(x, y)
+    if scores[x] ~= scores[y] then return scores[x] > scores[y] end
+    return e.ids[x] < e.ids[y]
   end)
-  return list
+  return e
 end
 
---- Give rows to entries, best first: sets `to`, where there is one. Returns how many got none.
-local function place_mch(module, segments, list)
-  local buckets, left = #segments - 1, 0
-  local taken = {}
-  for b = 1, buckets do taken[b] = {} end
-  for _, e in ipairs(list) do
-    local b = tonumber(C.peri_collision_bucket(e.id, mc_map.spreads[module.spread], buckets, module.input_hash_size)) + 1
+--- Give rows to entries, best first. Returns how many got none.
+local function place_mch(module, segments, e)
+  local buckets, n = #segments - 1, 0
+  local taken, filled = places(math.max(e.n, 1)), {}
+  for b = 1, buckets do filled[b] = 0 end
+  for i = 0, e.n - 1 do
+    local k = e.order[i]
+    local b = tonumber(C.peri_collision_bucket(e.ids[k], mc_map.spreads[module.spread], buckets, module.input_hash_size)) + 1
     local room = b >= 1 and segments[b + 1] - segments[b] - 1 or 0
-    if b >= 1 and #taken[b] < room then table.insert(taken[b], e) else left = left + 1 end
+    if b >= 1 and filled[b] < room then
+      filled[b], e.to[k], taken[n], n = filled[b] + 1, b, k, n + 1
+    end
   end
-  for b = 1, buckets do
-    table.sort(taken[b], function(x, y) return x.id < y.id end)
-    for k, e in ipairs(taken[b]) do e.to = segments[b] + k - 1 end
+  taken = sort(taken, n, function(x, y)
+    if e.to[x] ~= e.to[y] then return e.to[x] < e.to[y] end
+    return e.ids[x] < e.ids[y]
+  end)
+  local bucket, at = 0, 0
+  for i = 0, n - 1 do -- in the order of ids within their bucket
+    local k = taken[i]
+    local b = tonumber(e.to[k])
+    at, bucket = b == bucket and at + 1 or 0, b
+    e.to[k] = segments[b] + at
   end
-  return left
+  return e.n - n
 end
 
-local function place_hash(module, segments, list)
-  local description, left = { name = module:_title(), rows = module.zch_size, buckets = #segments - 1, segments = segments,
+local function place_hash(module, segments, e)
+  local description, n = { name = module:_title(), rows = module.zch_size, buckets = #segments - 1, segments = segments,
     spread = module.spread, input_hash_size = module.input_hash_size, on_miss = module.on_miss == "row" and "row" or "drop",
     device = "cpu" }, 0
   module:_describe_map(description, {})
   description.evict, description.ttl, description.read_only, description.n_features = C.PERI_EVICT_NONE, nil, nil, 0
-  local map, by_id = mc_map.new(description), {}
-  for _, e in ipairs(list) do
-    P.scope(function() map:remap({ Tensor.tensor({ e.id }, "i64", "cpu") }, true) end)
-    by_id[tostring(e.id)] = e
+  local map, by_id = mc_map.new(description), places(math.max(e.n, 1))
+  for i = 0, e.n - 1 do
+    local id = e.ids[e.order[i]]
+    P.scope(function() map:remap({ Tensor.tensor({ id }, "i64", "cpu") }, true) end)
+    by_id[i] = i
   end
+  by_id = sort(by_id, e.n, function(x, y) return e.ids[x] < e.ids[y] end)
   local index = util.index_of(map:state_names())
-  local ids, n = array_of(map:state(index._hash_zch_identities))
-  for row = 0, n - 1 do
-    local e = ids[row] ~= -1 and by_id[tostring(ids[row])]
-    if e then e.to = row end
+  local ids, rows = array_of(map:state(index._hash_zch_identities))
+  for row = 0, rows - 1 do
+    local low, high = 0, e.n
+    while low < high do
+      local middle = math.floor((low + high) / 2)
+      if e.ids[by_id[middle]] < ids[row] then low = middle + 1 else high = middle end
+    end
+    if ids[row] ~= -1 and low < e.n and e.ids[by_id[low]] == ids[row] then e.to[by_id[low]], n = row, n + 1 end
   end
-  for _, e in ipairs(list) do left = left + (e.to and 0 or 1) end
   map:release()
-  return left
+  return e.n - n
 end
 
 -- -- what is loaded --------------------------------------------------------------------------------------------------------------------
 
+-- Numbers of a state that an entry brings along.
+local brought = util.index_of { "_mch_counts", "_mch_last_access_iter", "_hash_zch_metadata" }
+
 --- The states of the new map, by name: those of one that knows nothing, with the entries that have a row.
-local function new_states(kind, module, states, list)
+local function new_states(module, states, e)
   local map, result = module:_new_map { device = "cpu" }, {}
-  local index = util.index_of(map:state_names())
-  local shapes, arrays, dtypes = {}, {}, {}
-  for name, i in util.ordered(index) do
-    local t = map:state(i)
-    shapes[name], dtypes[name], arrays[name] = t:shape(), t:dtype(), array_of(t)
-  end
-  local function copy(name, from, to, old)
-    if arrays[name] and old[name] then arrays[name][to] = old[name][from] end
-  end
-  local old = {}
-  for name in util.ordered(index) do old[name] = array_of(states[name]) end
-  for _, e in ipairs(list) do
-    if e.to and kind == "mch" then
-      arrays._mch_sorted_raw_ids[e.to], arrays._mch_remapped_ids_mapping[e.to] = e.id, e.to
-      copy("_mch_counts", e.at, e.to, old)
-      copy("_mch_last_access_iter", e.at, e.to, old)
-    elseif e.to then
-      arrays._hash_zch_identities[e.to] = e.id
-      copy("_hash_zch_metadata", e.at, e.to, old)
+  for name, i in util.ordered(util.index_of(map:state_names())) do
+    local shape, dtype, numbers
+    P.scope(function()
+      local t = map:state(i)
+      shape, dtype, numbers = t:shape(), t:dtype(), array_of(t)
+    end)
+    local old, n = brought[name] and states[name] and array_of(states[name]), 1
+    for k = 0, e.n - 1 do
+      local to = e.to[k]
+      if to >= 0 then
+        if name == "_mch_sorted_raw_ids" or name == "_hash_zch_identities" then numbers[to] = e.ids[k]
+        elseif name == "_mch_remapped_ids_mapping" then numbers[to] = to
+        elseif old then numbers[to] = old[e.at[k]] end
+      end
     end
-  end
-  for name in util.ordered(index) do
-    local n = 1
-    for _, size in ipairs(shapes[name]) do n = n * size end
+    for _, size in ipairs(shape) do n = n * size end
     result[name] = P.lasting(function()
-      return Tensor.from_memory(ffi.cast("const int64_t *", arrays[name]), { n }, "i64", "cpu"):reshape(shapes[name]):to(dtypes[name])
+      return Tensor.from_memory(ffi.cast("const int64_t *", numbers), { n }, "i64", "cpu"):reshape(shape):to(dtype)
     end)
   end
   if states._current_iter_tensor then result._current_iter_tensor = states._current_iter_tensor end
@@ -158,11 +188,11 @@ local function new_states(kind, module, states, list)
 end
 
 --- from[new row] = old row, or -1.
-local function rows_from(module, list, segments, old_segments)
+local function rows_from(module, e, segments, old_segments)
   local from = longs(math.max(module.zch_size, 1))
   for row = 0, module.zch_size - 1 do from[row] = -1 end
-  for _, e in ipairs(list) do
-    if e.to then from[e.to] = e.row end
+  for k = 0, e.n - 1 do
+    if e.to[k] >= 0 then from[e.to[k]] = e.rows and e.rows[e.at[k]] or e.at[k] end
   end
   if module:_reserved() > 0 then -- the last row of each bucket is shared by ids without a row
     local buckets, before = #segments - 1, #old_segments - 1
@@ -231,7 +261,7 @@ local function resize(dicts, dict, path, name, collection)
   local now = states._current_iter_tensor and tonumber((array_of(states._current_iter_tensor))[0]) or 0
   local list = entries_of(kind, module, states, name, now)
   local left = (kind == "mch" and place_mch or place_hash)(module, segments, list)
-  for state, tensor in util.ordered(new_states(kind, module, states, list)) do dict[prefix .. state] = tensor end
+  for state, tensor in util.ordered(new_states(module, states, list)) do dict[prefix .. state] = tensor end
   local before, from = old_segments[#old_segments], rows_from(module, list, segments, old_segments)
   local parameter = "%." .. name:gsub("%p", "%%%0") .. "%.weight$"
   local root = path:match "^(.*)_managed_collision_collection$" or ""
@@ -256,7 +286,7 @@ local function resize(dicts, dict, path, name, collection)
       if is_table(key) and type(value) == "table" then replace(value) end
     end
   end
-  return ("table '%s' had %d rows and has %d: %d of %d ids are in it%s"):format(name, before, module.zch_size, #list - left, #list,
+  return ("table '%s' had %d rows and has %d: %d of %d ids are in it%s"):format(name, before, module.zch_size, list.n - left, list.n,
     left > 0 and (", %d did not fit and are left out (docs/checkpoints.md)"):format(left) or "")
 end
 

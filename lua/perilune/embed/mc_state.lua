@@ -53,7 +53,9 @@ function State:read(name, row, result)
   if row == 0 or not self._read[name] then self._read[name] = P.lasting(whole, self, name) end
   local n = result:size(1)
   result:copy(self._read[name]:slice(1, row, row + n))
-  if row + n >= self._read[name]:size(1) then self._read[name] = nil end
+  if row + n < self._read[name]:size(1) then return end
+  self._read[name]:release()
+  self._read[name] = nil
 end
 
 --- Overwrite them.
@@ -110,11 +112,14 @@ end
 function State:entries()
   local list = {}
   for i, name in ipairs(self._map:state_names()) do
-    local now = self._map:state(i)
-    local size = now:shape()
+    local size, dtype, device
+    P.scope(function() -- a state has all its rows: none stays here
+      local now = self._map:state(i)
+      size, dtype, device = now:shape(), now:dtype(), now:device()
+    end)
     local metadata = { shard_offsets = util.map(size, function() return 0 end), shard_sizes = size, placement = "rank:0" }
-    list[i] = { name = name, tensor = sharded.ShardedTensor { size = size, dtype = now:dtype(), shards_metadata = { metadata },
-      device = now:device(), local_shards = { { metadata = metadata,
+    list[i] = { name = name, tensor = sharded.ShardedTensor { size = size, dtype = dtype, shards_metadata = { metadata },
+      device = device, local_shards = { { metadata = metadata,
         read = function(row, result) self:read(name, row, result) end,
         write = function(row, source) self:write(name, row, source) end } } } }
   end
