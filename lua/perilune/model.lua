@@ -26,7 +26,6 @@ local reshard = require "perilune.model.reshard"
 local M = { DataParallelWrapper = wrapper.DataParallelWrapper, DefaultDataParallelWrapper = wrapper.DefaultDataParallelWrapper }
 
 local DistributedModelParallel = nn.Module:extend "DistributedModelParallel"
-M.DistributedModelParallel = DistributedModelParallel
 DistributedModelParallel.wraps = true -- paths in errors are those of the model, see errors.lua
 
 local arguments = {
@@ -42,6 +41,7 @@ local arguments = {
   init_data_parallel = true,       -- false: model:init_data_parallel() is called later, before it is trained
   data_parallel_wrapper = util.optional, -- a DataParallelWrapper; default: DefaultDataParallelWrapper
 }
+M.DistributedModelParallel, DistributedModelParallel._arguments = DistributedModelParallel, arguments
 
 --- What plans have entries for, of the module of `entry`.
 local function tables_of(sharder, entry)

@@ -298,6 +298,7 @@ describe("DMPCollection", function()
     refused(("world_size is 7, but group .* has %d ranks"):format(n), { world_size = 7 })
     refused("DMPCollection: no argument 'group'; its ranks are global_pg", { group = world })
     refused("DMPCollection: sync_interval is %-1, allowed: whole numbers 0", { sync_interval = -1 })
+    refused("DMPCollection: no argument 'sync_every'; allowed: bucket_bytes, custom_all_reduce, data_parallel_wrapper", { sync_every = 2 })
     refused("custom_all_reduce is 3, wanted a function", { custom_all_reduce = 3 })
     refused("DMPCollection: sync_interval is 0 on rank 0 of group '.*' and 1 on rank 1; allowed: the same on all ranks",
       { sync_interval = math.min(world:rank(), 1) })

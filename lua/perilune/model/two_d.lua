@@ -24,7 +24,7 @@ local DMPCollection = DistributedModelParallel:extend "DMPCollection"
 M.DMPCollection = DMPCollection
 
 --- Beside those of DistributedModelParallel, but for env and group; ranks of the plan count within a sharding group.
-local arguments = {
+local own = {
   sharding_group_size = util.required.number, -- divides the number of ranks
   world_size = util.optional.number,          -- of global_pg, if one wants to say it
   global_pg = util.optional,                  -- the ranks; default: the world
@@ -32,6 +32,9 @@ local arguments = {
   sync_interval = 1,                -- steps between two averages; 0: only sync() makes them
   custom_all_reduce = util.optional, -- function(tensors, group): make each the average over the group, and return when that is done
 }
+local arguments = util.copy(DistributedModelParallel._arguments)
+arguments.env, arguments.group = nil, nil
+for name, default in util.ordered(own) do arguments[name] = default end
 
 --- The ranks of this rank's sharding group and of its replica group.
 local function ranks_of(rank, world_size, size, contiguous)
@@ -59,17 +62,15 @@ local function check_size(a, world)
 end
 
 function DMPCollection:init(args)
-  local own, rest = {}, {}
   if type(args) ~= "table" then P.fail(("DMPCollection: arguments are %s, wanted a table"):format(errors.kind(args))) end
-  for name, value in pairs(args) do (arguments[name] ~= nil and own or rest)[name] = value end -- any order: sorted by name
   for _, name in ipairs { "env", "group" } do
-    if rest[name] ~= nil then P.fail(("DMPCollection: no argument '%s'; its ranks are global_pg"):format(name)) end
+    if args[name] ~= nil then P.fail(("DMPCollection: no argument '%s'; its ranks are global_pg"):format(name)) end
   end
-  if rest.allreduce_comm_precision ~= nil then
+  if args.allreduce_comm_precision ~= nil then
     P.fail(("DMPCollection: allreduce_comm_precision is %s: replicas are averaged as f32, since 16 bits would round their weights at every "
-      .. "average; custom_all_reduce may do so"):format(signature.text(rest.allreduce_comm_precision)))
+      .. "average; custom_all_reduce may do so"):format(signature.text(args.allreduce_comm_precision)))
   end
-  local a = util.named("DMPCollection", own, arguments)
+  local a, rest = util.named("DMPCollection", args, arguments), {}
   local world = group_of("DMPCollection", a.global_pg)
   check_size(a, world)
   if a.custom_all_reduce ~= nil then signature.value("DMPCollection", "custom_all_reduce", a.custom_all_reduce, "callable") end
@@ -82,6 +83,7 @@ function DMPCollection:init(args)
   self.dense_env = plans.ShardingEnv.from_process_group(world)
   self._of_shards = false
   self._averaged, self._pending, self._steps, self._open = setmetatable({}, {}), false, 0, false -- no place to look for parameters
+  for name in util.ordered(DistributedModelParallel._arguments) do rest[name] = a[name] end
   rest.env = plans.ShardingEnv.from_process_group(self.sharding_pg)
   DistributedModelParallel.init(self, rest)
   local ok, err = pcall(self._find_tables, self)
