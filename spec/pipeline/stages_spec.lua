@@ -139,6 +139,10 @@ describe("schedules of stages", function()
     assert.matches(text, err.message, 1, true)
   end
 
+  it_alone("are a list of Schedules", function()
+    refused("pipeline.check_stages: list is 3, wanted a list of Schedules", 3)
+  end)
+
   it_alone("go together, with as many activations in flight as there are stages behind", function()
     for stages = 1, 5 do
       for micro = 1, 9 do

@@ -44,7 +44,7 @@ describe("a measured step", function()
     for who = 0, math.min(n, 2) - 1 do
       -- It sleeps before its ids leave: what others wait for is what it announces, not the ids themselves.
       local p = measured(world, device, schedules.sparse_dist_lite, who, "input_dist")
-      local found = waits.of(p)
+      local found = waits.waits(p)
       assert.equal(5, found.steps)
       assert.equal(n, #found.ranks)
       for r, rows in ipairs(found.ranks) do
@@ -59,7 +59,7 @@ describe("a measured step", function()
           assert.is_true(row_of(rows, "wait_dist", "ids").ms < SLOW / 2)
         end
       end
-      local text = waits.text(found)
+      local text = waits.waits_text(found)
       assert.matches(("rank %d waits [%%d.]+ ms a step in 'wait_dist' for sizes of ids %%(channel control%%): [%%d.]+ until all had come, "
         .. "last rank %d %%("):format(1 - who, who), text)
       assert.matches("clocks of ranks agree to [%d.]+ ms", text)
@@ -68,7 +68,7 @@ describe("a measured step", function()
 
   worlds.each("waits in the backward pass for one that comes late to it", function(world, device)
     local who = world:size() - 1
-    local found = waits.of(measured(world, device, schedules.base, who, "backward"))
+    local found = waits.waits(measured(world, device, schedules.base, who, "backward"))
     for r, rows in ipairs(found.ranks) do
       if r - 1 ~= who then
         local late = 0
@@ -121,14 +121,14 @@ describe("a measured step", function()
 
   worlds.each("is measured until it is asked for, and anew afterwards", function(world, device)
     local p = measured(world, device, schedules.sparse_dist_lite, 0, "input_dist")
-    local found = waits.of(p)
+    local found = waits.waits(p)
     assert.is_false(peri.ffi.state.watched)
     p:measure(false)
-    assert.error_matches(function() waits.of(p) end, "Pipeline: nothing is measured; call pipeline:measure%(true%) before the steps")
+    assert.error_matches(function() waits.waits(p) end, "Pipeline: nothing is measured; call pipeline:measure%(true%) before the steps")
     p:measure(true)
     local batches = support.batches(world:rank(), device, 3)
     while p:progress(batches) do end -- luacheck: ignore
-    local again = waits.of(p)
+    local again = waits.waits(p)
     assert.is_true(found.steps == 5 and again.steps >= 3)
     p:measure(false)
   end, { sizes = { 2 }, devices = { "cpu" }, timeout = 60 })

@@ -229,7 +229,7 @@ return {
     { "StagedTrainPipeline", "peri.pipeline.Schedule", "spec/pipeline/parts_spec.lua: run where the schedule has them",
       "a stage is an operation with a run, an ahead and a stream" },
     { "TorchCompileConfig", never = "options of torch.compile" },
-    { "Tracer", "peri.pipeline.BaseForward:learn", "spec/pipeline/parts_spec.lua: runs whole",
+    { "Tracer", "peri.pipeline.BaseForward", "spec/pipeline/parts_spec.lua: runs whole",
       "the first forward pass shows what of a batch a module is called with" },
     { "TrainPipeline", "peri.TrainPipelineBase", "spec/model/step_spec.lua: TrainPipelineBase" },
     { "TrainPipelineBase", "peri.TrainPipelineBase", "spec/model/step_spec.lua: TrainPipelineBase" },

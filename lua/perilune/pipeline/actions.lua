@@ -30,8 +30,8 @@ function M.input_dist(pipeline, context)
   Flight.check(pipeline.class_name, context)
   for i = 1, #forwards do
     local f = forwards[i]
-    if f:ready() then
-      local dist = f:defer(context)
+    if f:_ready() then
+      local dist = f:_defer(context)
       n = n + 1
       context.dists[i], list[n] = dist, dist
     end
@@ -53,7 +53,7 @@ function M.prefetch(pipeline, context)
   for i = 1, #forwards do
     local f, dist = forwards[i], context.dists[i]
     if dist and f.module:in_files() then
-      f:prefetch(dist)
+      f:_prefetch(dist)
       context.prefetched[i] = true
     end
   end
@@ -66,7 +66,7 @@ function M.lookup(pipeline, context)
     local f, dist = forwards[i], context.dists[i]
     if dist then
       context.dists[i] = false
-      context.rows[i] = f:lookup(dist)
+      context.rows[i] = f:_lookup(dist)
     end
   end
 end
@@ -92,9 +92,9 @@ local function send_again(name, f, contexts, loaded)
   for k, context in ipairs(contexts) do
     if again[k] then
       P.inside(context.scope, function()
-        local dist = f:defer(context)
+        local dist = f:_defer(context)
         post_deferred({ dist }, 1)
-        if context.rows[i] then context.rows[i] = f:lookup(dist) else context.dists[i] = dist end
+        if context.rows[i] then context.rows[i] = f:_lookup(dist) else context.dists[i] = dist end
       end)
     end
   end
@@ -124,7 +124,7 @@ end
 function M.follow_changes(pipeline, first)
   local contexts
   for _, f in ipairs(pipeline.forwards) do
-    local loaded, changed, everywhere = f:loaded(), f:tables_changed()
+    local loaded, changed, everywhere = f:_loaded(), f:_tables_changed()
     if loaded or changed then
       contexts = contexts or in_flight(pipeline, first)
       if changed and not (loaded or everywhere or f.module.group:size() == 1) then refuse_changes_here(pipeline, f) end
@@ -178,7 +178,7 @@ function M.forward(pipeline, context)
   if pipeline.hooks then pipeline.hooks:set(false) end
   check_used(pipeline, context)
   context.loss, context.second, context.third = loss, second, third
-  if not pipeline.told then pipeline:tell() end
+  if not pipeline.told then pipeline:_tell() end
 end
 
 --- The tables have learned from a batch, from which an optimizer has yet to train the dense part.
@@ -216,10 +216,10 @@ function M.wait_grads(pipeline)
   pipeline.model:_wait_averages()
 end
 
-function M.receive(pipeline, context, o) context.input = pipeline.stage:receive(context, o) end
-function M.send(pipeline, context, o) pipeline.stage:send(context, o) end
-function M.receive_grad(pipeline, context, o) context.upstream = pipeline.stage:receive_grad(context, o) end
-function M.send_grad(pipeline, context, o) pipeline.stage:send_grad(context, o) end
+function M.receive(pipeline, context, o) context.input = pipeline.stage:_receive(context, o) end
+function M.send(pipeline, context, o) pipeline.stage:_send(context, o) end
+function M.receive_grad(pipeline, context, o) context.upstream = pipeline.stage:_receive_grad(context, o) end
+function M.send_grad(pipeline, context, o) pipeline.stage:_send_grad(context, o) end
 
 function M.update(pipeline, context)
   local model = pipeline.model

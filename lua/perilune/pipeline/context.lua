@@ -27,13 +27,13 @@ function TrainPipelineContext:init(modules)
 end
 
 --- Take a batch's place.
-function TrainPipelineContext:open(index)
+function TrainPipelineContext:_open(index)
   self.index = index
   self.own = {}
 end
 
 --- The batch is done with: give back what it has.
-function TrainPipelineContext:close()
+function TrainPipelineContext:_close()
   self.index, self.exists, self.batch, self.vote, self.ahead = -1, -1, false, false, false
   self.loss, self.second, self.third, self.input, self.upstream = false, false, false, false, false
   for i = 1, #self.dists do
@@ -47,7 +47,7 @@ function TrainPipelineContext:close()
 end
 
 signature.check("TrainPipelineContext:", TrainPipelineContext, { init = "self: table, modules: count",
-  open = "self: table, index: integer" })
+  _open = "self: table, index: integer" })
 
 --- Of schedules with a prefetch. prefetched: by module, whether its rows are being brought into memory.
 local PrefetchTrainPipelineContext = util.class("PrefetchTrainPipelineContext", TrainPipelineContext)
@@ -59,8 +59,8 @@ function PrefetchTrainPipelineContext:init(modules)
   for i = 1, modules do self.prefetched[i] = false end
 end
 
-function PrefetchTrainPipelineContext:close()
-  TrainPipelineContext.close(self)
+function PrefetchTrainPipelineContext:_close()
+  TrainPipelineContext._close(self)
   for i = 1, #self.prefetched do self.prefetched[i] = false end
 end
 

@@ -83,13 +83,13 @@ function BaseForward:init(module, path, index, given)
 end
 
 --- Whether its stages can run before the forward pass: not before its arguments are known.
-function BaseForward:ready() return not self.refusal and (self.given or self.args) and true or false end
+function BaseForward:_ready() return not self.refusal and (self.given or self.args) and true or false end
 
 --- Batches of the pipeline are in flight, or none is any more.
 function BaseForward:_fly(on) self.module:_in_flight(self, on) end
 
 --- Whether state was loaded into the module since this was asked last.
-function BaseForward:loaded()
+function BaseForward:_loaded()
   local loads = self.module._loads
   if loads == self.loads then return false end
   self.loads = loads
@@ -105,7 +105,7 @@ function BaseForward:_note_tables(ahead)
 end
 
 --- Whether the tables were changed since; and whether by something that all ranks have done alike.
-function BaseForward:tables_changed()
+function BaseForward:_tables_changed()
   if not self.everywhere then return false, false end
   local everywhere, here = self.module:changes()
   local all = everywhere ~= self.everywhere
@@ -113,9 +113,9 @@ function BaseForward:tables_changed()
 end
 
 --- Its ids of a context's batch, which set out with those of other modules: see ShardedModule:defer.
-function BaseForward:defer(context)
+function BaseForward:_defer(context)
   local batch = context.batch
-  if not self:ready() then P.fail(("module '%s': what of a batch it is called with is not known yet"):format(self.path)) end
+  if not self:_ready() then P.fail(("module '%s': what of a batch it is called with is not known yet"):format(self.path)) end
   local args, sent = self.args, context.sent[self.index]
   if self.given then
     local a, b, c = self.given(batch)
@@ -130,10 +130,10 @@ function BaseForward:defer(context)
 end
 
 --- Look up what arrived. Collective.
-function BaseForward:lookup(dist) return self.module:compute_and_output_dist(dist:wait()) end
+function BaseForward:_lookup(dist) return self.module:compute_and_output_dist(dist:wait()) end
 
 --- Look at the arguments of the first call.
-function BaseForward:learn(batch, a, b, c)
+function BaseForward:_learn(batch, a, b, c)
   local args, given = {}, { a, b, c }
   for i = 1, 3 do
     args[i] = ArgInfo.find(batch, given[i])
@@ -192,7 +192,7 @@ function BaseForward:_check_given(context, a, b, c)
 end
 
 --- The model must call the module with what has been sent already.
-function BaseForward:check(context, a, b, c)
+function BaseForward:_check(context, a, b, c)
   if self.given then return self:_check_given(context, a, b, c) end
   local args, sent = self.args, context.sent[self.index]
   if not args then return end
@@ -207,7 +207,7 @@ function BaseForward:check(context, a, b, c)
 end
 
 --- How its ids leave, for ranks to compare.
-function BaseForward:way() return self.path .. (self.refusal and " (not pipelined)" or self.given and " (inputs)" or "") end
+function BaseForward:_way() return self.path .. (self.refusal and " (not pipelined)" or self.given and " (inputs)" or "") end
 
 --- Ids that were sent before are looked up in the forward pass, rows that were looked up before are handed out.
 local PipelinedForward = util.class("PipelinedForward", BaseForward)
@@ -219,10 +219,10 @@ function PipelinedForward:forward(a, b, c)
   local rows, dist = context.rows[i], context.dists[i]
   if rows or dist then
     context.rows[i], context.dists[i] = false, false
-    self:check(context, a, b, c)
-    return rows or self:lookup(dist)
+    self:_check(context, a, b, c)
+    return rows or self:_lookup(dist)
   end
-  if not self.refusal and not self:ready() then self:learn(context.batch, a, b, c) end
+  if not self.refusal and not self:_ready() then self:_learn(context.batch, a, b, c) end
   return self.module:_whole_forward(a, b, c)
 end
 
@@ -231,12 +231,12 @@ local PrefetchPipelinedForward = util.class("PrefetchPipelinedForward", Pipeline
 M.PrefetchPipelinedForward = PrefetchPipelinedForward
 
 --- Rows of `dist` from files into memory, in the background. Local.
-function PrefetchPipelinedForward:prefetch(dist) self.module:prefetch(dist:wait()) end
+function PrefetchPipelinedForward:_prefetch(dist) self.module:prefetch(dist:wait()) end
 
 signature.kind("ShardedModule", "a sharded module", shard.ShardedModule.is)
 signature.check("ArgInfo:", ArgInfo, { init = "self: table, steps: list?, constant: any" })
 signature.check("BaseForward:", BaseForward, { init = "self: table, module: ShardedModule, path: string, index: count, given: any",
-  lookup = "self: table, dist: awaitable" })
-signature.check("PrefetchPipelinedForward:", PrefetchPipelinedForward, { prefetch = "self: table, dist: awaitable" })
+  _lookup = "self: table, dist: awaitable" })
+signature.check("PrefetchPipelinedForward:", PrefetchPipelinedForward, { _prefetch = "self: table, dist: awaitable" })
 
 return M

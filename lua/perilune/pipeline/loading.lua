@@ -11,7 +11,7 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local errors = require "perilune.errors"
 local Workers = require "perilune.data.workers"
-local place_of = require("perilune.data.loader").place
+local place_of = require("perilune.data.loader")._place
 local signature = require "perilune.signature"
 
 local DataLoadingThread = util.class("DataLoadingThread", Workers)

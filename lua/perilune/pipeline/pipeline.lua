@@ -221,7 +221,7 @@ function Pipeline:not_pipelined()
 end
 
 --- Say once, on the first rank, which those are.
-function Pipeline:tell()
+function Pipeline:_tell()
   self.told = true
   if not self.sends_ids and not self.plan.first.lookup or self.group and self.group:rank() > 0 then return end
   for _, m in ipairs(self:not_pipelined()) do
@@ -257,7 +257,7 @@ end
 local function close(self, context)
   if context.index < 0 then return end
   if self.streams then self.streams:retire(context) end
-  context:close()
+  context:_close()
 end
 
 local function check_batches(self, batches)
@@ -277,7 +277,7 @@ end
 local function compare_ranks(self)
   local facts = self.schedule:facts()
   facts[#facts + 1] = { "vote", tostring(self.vote) }
-  facts[#facts + 1] = { "list of pipelined modules", table.concat(util.map(self.forwards, function(f) return f:way() end), ", ") }
+  facts[#facts + 1] = { "list of pipelined modules", table.concat(util.map(self.forwards, function(f) return f:_way() end), ", ") }
   local hashes = self.group:all_gather_object(hash_of(facts), self.class_name)
   for _, hash in ipairs(hashes) do
     if hash ~= hashes[1] then return agree(self.group, self.class_name, facts) end
@@ -304,7 +304,7 @@ end
 local function finish(self, n)
   for k = n + 1, n + self.plan.behind - 1 do self.program(self, k) end
   for i = 1, #self.ring do close(self, self.ring[i]) end
-  if self.stage then self.stage:settle() end
+  if self.stage then self.stage:_settle() end
   self.next = false
   fly(self, false)
 end
@@ -317,7 +317,7 @@ local function step(self, batches)
   end
   local n, depth, list, looks_ahead = self.next, self.plan.depth, self.forwards, self.looks_ahead
   for i = 1, #list do
-    if list[i].module._loads ~= list[i].loads or looks_ahead and list[i]:tables_changed() then actions.follow_changes(self, n) end
+    if list[i].module._loads ~= list[i].loads or looks_ahead and list[i]:_tables_changed() then actions.follow_changes(self, n) end
   end
   self.program(self, n)
   if looks_ahead then actions.note_changes(self, n + 1) end
@@ -345,7 +345,7 @@ end
 local function end_for_all(self)
   local all = self.stage and self.stage.world or self.group
   if not all or not all:is_healthy() then return end
-  local groups = self.stage and self.stage:groups() or {}
+  local groups = self.stage and self.stage:_groups() or {}
   for _, f in ipairs(self.forwards) do groups[#groups + 1] = f.module.group end
   for _, group in ipairs(groups) do
     if not group:is_healthy() then return all:abort(("rank %d: %s"):format(all:rank(), self.broken)) end
@@ -357,7 +357,7 @@ local function broken(self, err)
   self.broken = errors.describe(err):match "^[^\n]*"
   for _, f in ipairs(self.forwards) do f.context = false end
   if self.hooks then self.hooks:set(false) end
-  for _, c in ipairs(self.ring) do c:close() end
+  for _, c in ipairs(self.ring) do c:_close() end
   fly(self, false)
   end_for_all(self)
   error(err, 0)
@@ -402,7 +402,7 @@ local function finish_group(self)
     if o.access.closes and b >= 0 and not acts_at(o, b) then
       local context = self.ring[b % self.plan.depth + 1]
       P.inside(context.scope, self.actions[i], self, context, o)
-      context:close()
+      context:_close()
     end
   end
   accumulate(self, false)
@@ -452,6 +452,6 @@ end
 signature.kind("Pipeline", "a Pipeline", Pipeline.is)
 signature.check("Pipeline:", Pipeline, { measure = "self: Pipeline, on: boolean?", set_schedule = "self: Pipeline, schedule: any" })
 signature.check_each("Pipeline:", Pipeline, { "progress", "run" }, "self: Pipeline, batches: any")
-signature.check_each("Pipeline:", Pipeline, { "attach", "detach", "not_pipelined", "tell", "stop", "close" }, "self: Pipeline")
+signature.check_each("Pipeline:", Pipeline, { "attach", "detach", "not_pipelined", "_tell", "stop", "close" }, "self: Pipeline")
 
 return Pipeline

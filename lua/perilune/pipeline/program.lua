@@ -30,7 +30,7 @@ local function add_operation(lines, plan, i, o)
   lines[#lines + 1] = ("  b = n + %d -- %s"):format(o.ahead, o.name)
   lines[#lines + 1] = ("  if %s then"):format(condition(plan, o))
   lines[#lines + 1] = ("    c = ring[b %% %d + 1]"):format(plan.depth)
-  if o.kind == "load" then lines[#lines + 1] = "    c:open(b)" end
+  if o.kind == "load" then lines[#lines + 1] = "    c:_open(b)" end
   if guarded then lines[#lines + 1] = "    if c.index == b and c.batch then" end
   lines[#lines + 1] = ("    inside(c.scope, f%d, self, c, o%d)"):format(i, i)
   if guarded then lines[#lines + 1] = "    end" end

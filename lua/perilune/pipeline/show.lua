@@ -234,7 +234,7 @@ end
 --- The same of all ranks, by one clock, with their waits, and what is predicted of rank 0's times, into a file that rank 0 writes. Returns
 --- where they wait: what waits(pipeline) returns. Collective; ends the measurement.
 function M.write(pipeline, path)
-  local found, group = waits.of(pipeline), pipeline.stage and pipeline.stage.world or pipeline.group
+  local found, group = waits.waits(pipeline), pipeline.stage and pipeline.stage.world or pipeline.group
   local rank = group and group:rank() or 0
   local timeline = timeline_of(pipeline, rank, found.begin + found.ahead)
   for _, w in ipairs(found.list) do
@@ -276,7 +276,7 @@ function M.compare(pipeline)
 end
 
 signature.check_each("show.", M, { "table_of", "check" }, "schedule: Schedule")
-M.waits, M.waits_text = waits.of, waits.text
+M.waits, M.waits_text = waits.waits, waits.waits_text
 signature.check("show.", M, { write = "pipeline: Pipeline, path: string" })
 signature.check_each("show.", M, { "trace", "times", "compare" }, "pipeline: Pipeline")
 signature.check("show.", M, { simulate = "schedule: Schedule, times: table, steps: count",

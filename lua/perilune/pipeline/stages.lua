@@ -89,32 +89,32 @@ end
 local function room(self, shape) return Tensor.empty(shape, self.dtype, self.device) end
 
 --- What the stage before makes of a batch is wanted: { work, tensor }. Posts only.
-function Stage:receive(context, o)
+function Stage:_receive(context, o)
   local x = room(self, shape_of(self, context.batch))
   return { work = neighbour(self, "before", o).activations:broadcast(x, 0), tensor = x }
 end
 --- A copy is sent: a broadcast counts as a change of its tensor, which the backward pass still needs.
-function Stage:send(context, o)
+function Stage:_send(context, o)
   local y = context.loss:detach()
   keep(self, neighbour(self, "after", o).activations:broadcast(Tensor.empty(y:shape(), y:dtype(), y:device()):copy(y), 0))
 end
 --- The gradient of what this stage made is wanted. Posts only.
-function Stage:receive_grad(context, o)
+function Stage:_receive_grad(context, o)
   local g = room(self, context.loss:shape())
   return { work = neighbour(self, "after", o).gradients:broadcast(g, 1), tensor = g }
 end
-function Stage:send_grad(context, o)
+function Stage:_send_grad(context, o)
   local x = context.input.tensor
   keep(self, neighbour(self, "before", o).gradients:broadcast((x:grad() or Tensor.zeros(x:shape(), x:dtype(), x:device())):contiguous(), 1))
 end
 --- Wait for all that was sent.
-function Stage:settle()
+function Stage:_settle()
   for _, work in ipairs(self.sent) do work:wait() end
   self.sent = {}
 end
 
 --- The groups of this rank: of its stage, and with its neighbours.
-function Stage:groups()
+function Stage:_groups()
   local groups = { self.group }
   for _, beside in ipairs { self.before or {}, self.after or {} } do
     groups[#groups + 1] = beside.activations
@@ -216,7 +216,7 @@ function M.check(stages)
 end
 
 --- The same of Schedules.
-function M.check_schedules(list) M.check(util.map(list, function(schedule) return M.summary(schedule:check()) end)) end
+function M.check_stages(list) M.check(util.map(list, function(schedule) return M.summary(schedule:check()) end)) end
 
 signature.kind("Schedules", "a list of Schedules, of the first stage to the last", function(x)
   if type(x) ~= "table" or #x == 0 then return false end
@@ -228,10 +228,10 @@ end)
 signature.kind("Stage", "a Stage", Stage.is)
 signature.kind("Context", "a TrainPipelineContext", contexts.TrainPipelineContext.is)
 signature.object("operation", "an operation of a schedule", { name = "string" })
-signature.check("pipeline.", M, { check_schedules = "list: Schedules" })
+signature.check("pipeline.", M, { check_stages = "list: Schedules" })
 signature.check("Stage:", Stage, { init = "self: table, args: table" })
-signature.check_each("Stage:", Stage, { "receive", "send", "receive_grad", "send_grad" },
+signature.check_each("Stage:", Stage, { "_receive", "_send", "_receive_grad", "_send_grad" },
   "self: Stage, context: Context, o: operation")
-signature.check_each("Stage:", Stage, { "settle", "groups" }, "self: Stage")
+signature.check_each("Stage:", Stage, { "_settle", "_groups" }, "self: Stage")
 
 return M

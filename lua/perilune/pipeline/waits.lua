@@ -206,7 +206,7 @@ end
 --- waits.BETWEEN, channel = of the exchange ("control": the sizes of ids; "ids", "rows", "dense", ...), waits and ms (a step), late_ms = of
 --- them, until the last rank had posted it, last = the rank that mostly came last, last_share = of the ms, hint = what would hide it }.
 --- Collective over the ranks of the pipeline; ends the measurement.
-function M.of(pipeline)
+function M.waits(pipeline)
   local measured = pipeline.measured
   if not measured then P.fail(("%s: nothing is measured; call pipeline:measure(true) before the steps"):format(pipeline.class_name)) end
   local group, steps, first, last = pipeline.stage and pipeline.stage.world or pipeline.group, 0, math.huge, -math.huge
@@ -240,7 +240,7 @@ end
 local words = { control = "sizes of ids", dense = "averages, or a vote" }
 
 --- The same as text: what takes at least `least` (0.01) of a step, at most `most` (6) rows a rank.
-function M.text(found, least, most)
+function M.waits_text(found, least, most)
   local lines = {}
   for r, rows in ipairs(found.ranks) do
     for i, row in ipairs(rows) do
@@ -258,6 +258,7 @@ function M.text(found, least, most)
 end
 
 signature.object("Waits", "what waits(pipeline) returns", { ranks = "list", step_ms = "number", clocks_ms = "number" })
-signature.check("waits.", M, { clock = "group: Group", of = "pipeline: Pipeline", text = "found: Waits, least: number?, most: count?" })
+signature.check("waits.", M, { clock = "group: Group" })
+signature.check("show.", M, { waits = "pipeline: Pipeline", waits_text = "found: Waits, least: number?, most: count?" })
 
 return M
