@@ -114,6 +114,17 @@ describe("arguments of managed collision", function()
     refused("disable_fallback and on_miss = 'row' exclude each other", hash { disable_fallback = true, on_miss = "row" })
   end)
 
+  it("of maps name what is allowed", function()
+    local function map(change)
+      local args = { name = "t", rows = 4, kind = "hash" }
+      for name, value in pairs(change) do args[name] = value end -- any order: fields
+      return function() embed.mc_map.new(args) end
+    end
+    refused("map of ids: kind is 'tree', allowed: hash, mch", map { kind = "tree" })
+    refused("map of ids: spread is 'even', allowed: hash, modulo, range", map { spread = "even" })
+    refused("map of ids: on_miss is 'fail', allowed: default, drop, error, hash, row", map { on_miss = "fail" })
+  end)
+
   it("of collections name tables and features", function()
     local t = embed.EmbeddingBagConfig { name = "t", num_embeddings = 5, embedding_dim = 2, feature_names = { "f" } }
     local u = embed.EmbeddingBagConfig { name = "u", num_embeddings = 6, embedding_dim = 2, feature_names = { "f" } }

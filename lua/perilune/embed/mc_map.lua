@@ -67,6 +67,9 @@ end
 function M.new(args)
   local a = util.named("map of ids", args, arguments)
   local c, policy = P.struct "peri_collision_config", a.policy
+  for name, allowed in util.ordered { kind = M.kinds, spread = M.spreads, on_miss = M.misses } do
+    util.one_of("map of ids", name, a[name], util.keys(allowed))
+  end
   c.name, c.rows, c.kind, c.buckets, c.spread = a.name, a.rows, M.kinds[a.kind], a.buckets, M.spreads[a.spread]
   c.input_hash_size, c.on_miss, c.first_bucket, c.n_buckets = a.input_hash_size, M.misses[a.on_miss], a.first_bucket, a.n_buckets
   c.eviction_interval, c.seed, c.max_probe, c.n_features = a.eviction_interval, a.seed or P.state.seed, a.max_probe, a.n_features
