@@ -162,5 +162,6 @@ describe("data.synthetic", function()
     local other = data.LogisticRegression { rows = { 50 }, dense_features = 3 }
     assert.error_matches(function() other:train(data.synthetic(shape()):next_host()) end, "3 dense and 4 sparse features, wanted 3 and 1")
     assert.error_matches(function() peri.data.host_batch(-1, 0, 1, 1) end, "%-1 dense")
+    assert.error_matches(function() peri.data.host_batch("x", 0, 1, 1) end, "data.host_batch: dense_features is 'x'")
   end)
 end)

@@ -1,6 +1,7 @@
 -- names.lua: which checkpoints a folder has. The launcher asks here too.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
+local signature = require "perilune.signature"
 local C, check = P.C, P.check
 
 local M = {}
@@ -16,7 +17,7 @@ function M.all(folder)
 end
 
 --- Those that a Saver has made, newest first: a list of { name =, number =, step =, path = }. Local.
-function M.of_savers(folder)
+function M.list(folder)
   local list = {}
   for _, name in ipairs(M.all(folder)) do
     local number, step = name:match "^save%-(%d+)%-step%-(%d+)$"
@@ -25,5 +26,7 @@ function M.of_savers(folder)
   table.sort(list, function(x, y) return x.number > y.number end)
   return list
 end
+
+signature.check("Saver.", M, { list = "folder: string" })
 
 return M

@@ -119,7 +119,7 @@ end
 -- -- what is in the folder ------------------------------------------------------------------------------------------------------------
 
 --- Checkpoints of a folder that a Saver has made, newest first: see names.lua. Local.
-Saver.list = names.of_savers
+Saver.list = names.list
 
 local function say(format, ...) io.stderr:write("perilune: ", format:format(...), "\n") end
 

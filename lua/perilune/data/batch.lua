@@ -20,7 +20,7 @@ M.host_ptr = host_ptr
 
 --- Room in host memory for a batch of `rows` rows and (at first) `ids` ids. It outlives any scope. host.ptr is the peri_batch of io.h:
 --- rows, ids, dense, labels, values, lengths, global_row, global_rows.
-function M.host(dense_features, sparse_features, rows, ids)
+function M.host_batch(dense_features, sparse_features, rows, ids)
   check(C.peri_batch_new(dense_features, sparse_features, rows, ids, out))
   return P.lasting(wrap, out[0])
 end
@@ -124,7 +124,7 @@ function M.upload(host, keys, device, world_size)
 end
 
 signature.handle("HostBatch", host_type)
-signature.check("data.", M, { host = "dense_features: int, sparse_features: int, rows: count, ids: count",
+signature.check("data.", M, { host_batch = "dense_features: int, sparse_features: int, rows: count, ids: count",
   share = "rows: count, rank: int, world: int" })
 signature.check("host batch:", methods, { reserve = "self: HostBatch, n: count" })
 signature.check("Batch:", Batch, { to = "self: table, device: device, non_blocking: boolean?", pin_memory = "self: table, device: device?",

@@ -87,7 +87,7 @@ return function(args, shared)
   options.path, options.table_rows = a.path, table_rows
   options.dense_features, options.sparse_features = a.dense_features, n
   options.dense, options.ids, options.missing = enums.dense[a.dense], enums.ids[a.ids], enums.missing[a.missing]
-  options.rank, options.world = Loader.place(func, a)
+  options.rank, options.world = Loader._place(func, a)
   options.batch_rows = util.integer(func, "batch_size", a.batch_size, 1, 2 ^ 31)
   options.begin, options["end"] = Loader.bounds(func, a.part, a.holdout, a.validation)
   check(C.peri_criteo_open(options, out))

@@ -318,6 +318,8 @@ function M.read(path) return packages.parse(packages.text(path)) end
 
 signature.kind("packages", "what data.debian.read returned", function(x) return type(x) == "table" and type(x.dependencies) == "table" end)
 
+signature.check("data.debian.", M, { read = "path: string?" })
+
 --- A loader; see `spec` for the arguments. shared: in a worker, the arrays of the packages, of which `packages` are then the counts only.
 function M.loader(args, shared)
   local func = "data.debian"

@@ -13,6 +13,7 @@ local errors = require "perilune.errors"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local position = require "perilune.data.position"
+local signature = require "perilune.signature"
 
 local Generator = util.seal(util.class "Generator")
 position.counted(Generator)
@@ -61,5 +62,7 @@ function Generator:rewind()
   self:go_to(0)
   return self
 end
+
+signature.check("Generator:", Generator, { go_to = "self: table, n: count" })
 
 return Generator

@@ -3,7 +3,7 @@ local util = require "perilune.util"
 
 return util.face("peri.data", {
   Batch = require("perilune.data.batch").Batch,
-  host_batch = require("perilune.data.batch").host,
+  host_batch = require("perilune.data.batch").host_batch,
   share = require("perilune.data.batch").share,
   upload = require("perilune.data.batch").upload,
   Generator = require "perilune.data.generator",

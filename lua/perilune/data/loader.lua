@@ -48,7 +48,7 @@ local function order_of(arguments)
 end
 
 --- Rank and world size: as given, else those of the world that was joined (by whoever began this thread), else a world of one.
-function Loader.place(func, args)
+function Loader._place(func, args)
   local world, place = P.state.world, P.state.place or { 0, 1 }
   local size = util.integer(func, "world_size", args.world_size or (world and world:size()) or place[2], 1, 2 ^ 31 - 1)
   local rank = util.integer(func, "rank", args.rank or (world and world:rank()) or place[1], 0, size - 1)
@@ -97,12 +97,12 @@ function Loader:init(func, source, args, worker)
   self.keys, self.rows, self.tables, self.dense = source.keys, source.rows, source.tables, source.dense
   self.batch_size = util.integer(func, "batch_size", args.batch_size, 1, 2 ^ 31)
   self.epochs = args.epochs == math.huge and args.epochs or util.integer(func, "epochs", args.epochs, 1)
-  self.rank, self.world_size = Loader.place(func, args)
+  self.rank, self.world_size = Loader._place(func, args)
   self.device, self.drop_last = args.device, args.drop_last
   self.limit = args.limit and util.integer(func, "limit", args.limit, 1) or math.huge
   self.epoch, self._delivered, self._keys = 0, 0, false
   local most = math.ceil(self.batch_size / self.world_size)
-  self._host = batch.host(#self.dense, #self.keys, most, most * math.max(#self.keys, 1))
+  self._host = batch.host_batch(#self.dense, #self.keys, most, most * math.max(#self.keys, 1))
   source:rewind(0)
 end
 
@@ -294,7 +294,7 @@ end
 
 signature.object("source", "a source of samples", { dense = "list", keys = "list", rows = "list", tables = "list", fill = "callable",
   rewind = "callable", count = "callable" })
-signature.check("Loader.", Loader, { place = "func: string, args: table", numbered = "letter: string, n: number",
+signature.check("Loader.", Loader, { _place = "func: string, args: table", numbered = "letter: string, n: number",
   bounds = "func: string, part: any, holdout: any, validation: any" })
 signature.check("Loader:", Loader, { init = "self: table, func: string, source: source, args: table, worker: table?",
   skip = "self: table, n: count" })

@@ -16,7 +16,7 @@ local function say(text, ...) io.stderr:write("perilune: ", text:format(...), "\
 --- The newest checkpoint of a folder that a Saver has made; nil: there is none.
 local function newest(folder)
   if not folder then return nil end
-  local ok, list = pcall(names.of_savers, folder)
+  local ok, list = pcall(names.list, folder)
   return ok and list[1] and list[1].name or nil
 end
 
