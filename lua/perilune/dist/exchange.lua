@@ -128,7 +128,7 @@ function KJTAllToAll:_keys_of(kjt)
   if self._first + self._count > C.peri_keys_count(all) then return nil end -- the C call says what is wrong
   local names = {}
   for i = 1, self._count do names[i] = ffi.string(C.peri_keys_name(all, self._first + i - 1)) end
-  self._names, self._keys, self._input_keys = names, Keys.of(names), P.lasting(Keys.share, all)
+  self._names, self._keys, self._input_keys = names, Keys.of(names), P.lasting(Keys._share, all)
   return self._keys.ptr
 end
 

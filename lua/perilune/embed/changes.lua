@@ -19,17 +19,17 @@ function M.source(tensor, shard)
   if tensor then
     check(C.peri_tbe_of_view(Tensor.ptr(tensor), tbe_out, table_out, name_out))
     if tbe_out[0] == nil then return nil end
-    return { batch = tbes.lasting(tbe_out[0]), table = tonumber(table_out[0]), name = ffi.string(name_out[0]) }
+    return { batch = tbes._lasting(tbe_out[0]), table = tonumber(table_out[0]), name = ffi.string(name_out[0]) }
   end
   if not shard.source then return nil end
   local batch, number, name = shard.source()
-  local geometry = tbes.geometry_of(batch, name)
+  local geometry = tbes._geometry_of(batch, name)
   if geometry ~= "full" and geometry ~= "row" then return nil end
   C.peri_tbe_retain(batch)
-  return { batch = tbes.lasting(batch), table = tonumber(number), name = name }
+  return { batch = tbes._lasting(batch), table = tonumber(number), name = name }
 end
 
-local function batch_of(source) return tbes.pointer(source.batch) end
+local function batch_of(source) return tbes._pointer(source.batch) end
 
 --- A name of its own for a source's table batch, as long as that lives.
 function M.key(source) return tostring(ffi.cast("uintptr_t", batch_of(source))) end
@@ -71,7 +71,7 @@ end
 
 --- Overwrite these rows (i64, ascending) of a source.
 function M.write(source, rows, values)
-  if tbes.geometry_of(batch_of(source), source.name) == "row" then values = values:reshape { rows:numel() } end
+  if tbes._geometry_of(batch_of(source), source.name) == "row" then values = values:reshape { rows:numel() } end
   check(C.peri_tbe_write_rows(batch_of(source), source.table, source.name, Tensor.ptr(rows), Tensor.ptr(values)))
 end
 

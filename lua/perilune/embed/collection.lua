@@ -61,7 +61,7 @@ local function check_tables(self, tables, described)
   for i, t in ipairs(tables) do
     if not class.is(t) then P.fail(("%s: entry %d of tables is no %s"):format(f, i, self.config_name)) end
     if seen[t.name] then P.fail(("%s: two tables are named '%s'"):format(f, t.name)) end
-    if not self.data_types then config.check_trained(f, t) end
+    if not self.data_types then config._check_trained(f, t) end
     if not self.data_types and t.data_type ~= tables[1].data_type and not described then
       P.fail(("%s: table '%s' holds %s, table '%s' %s; allowed: one data_type, except on device 'meta' (to be sharded)"):format(f, t.name,
         t.data_type, tables[1].name, tables[1].data_type))
@@ -172,7 +172,7 @@ function TableCollection:_key_of(output, keys, what)
   local key = C.peri_keys_find(keys, output.name)
   if key >= 0 then return key end
   P.fail(("%s: the batch has no %s '%s' (of table '%s'); those are: %s"):format(self.class_name, what, output.name,
-    self.tables[output.table].name, table.concat(Keys.list(keys), ", ")))
+    self.tables[output.table].name, table.concat(Keys._list(keys), ", ")))
 end
 
 --- Make ready for batches of these keys and this stride: block_list(self, keys, stride) says their blocks. They are kept until another
@@ -180,7 +180,7 @@ end
 function TableCollection:prepare(keys, stride, block_list)
   if stride == self._seen_stride and self._seen_keys.ptr == keys then return end
   self._blocks = P.lasting(block_list, self, keys, stride)
-  self._seen_keys, self._seen_stride = P.lasting(Keys.share, keys), stride -- kept, so that its address stays its own
+  self._seen_keys, self._seen_stride = P.lasting(Keys._share, keys), stride -- kept, so that its address stays its own
 end
 
 local desc = P.struct "peri_kjt_desc"
@@ -224,7 +224,7 @@ function TableCollection:_goes_with(moment)
   self._moment = moment
 end
 
---- What the file of a table says (tbe.file_of); nil: it has none.
+--- What the file of a table says (tbe._file_of); nil: it has none.
 function TableCollection:file(name) return self:materialise():file(self:table_index(name)) end
 
 -- -- looking ---------------------------------------------------------------------------------------------------------------------------

@@ -119,7 +119,7 @@ function BaseEmbeddingConfig:initialiser()
 end
 
 --- An error of `func` unless a table of this configuration can be trained.
-function M.check_trained(func, t)
+function M._check_trained(func, t)
   if M.data_types[t.data_type] then return end
   P.fail(("%s: table '%s' holds %s, which is looked up only: see QuantEmbeddingBagCollection and QuantEmbeddingCollection; allowed here: "
     .. "%s"):format(func, t.name, tostring(t.data_type), table.concat(util.keys(M.data_types), ", ")))
@@ -203,7 +203,7 @@ function M.cache_params(func, value)
 end
 
 --- Fill a peri_cache_params for a table of `data_type`. The result stays valid as long as `params` does.
-function M.fill_cache_params(func, slot, params, data_type)
+function M._fill_cache_params(func, slot, params, data_type)
   if params.precision and params.precision ~= data_type then
     P.fail(("%s: cache precision %s for a table of %s; allowed: %s"):format(func, params.precision, data_type, data_type))
   end
@@ -389,8 +389,8 @@ signature.kind("CacheParams", "CacheParams", CacheParams.is)
 signature.object("embedding_config", "an EmbeddingBagConfig or EmbeddingConfig",
   { name = "string", embedding_dim = "number", feature_names = "strings" })
 signature.list_of("embedding_configs", "a list of EmbeddingBagConfigs or EmbeddingConfigs", "embedding_config")
-signature.check("", M, { check_trained = "func: string, t: table",
-  fill_cache_params = "func: string, slot: cache_slot, params: CacheParams, data_type: string",
+signature.check("", M, { _check_trained = "func: string, t: table",
+  _fill_cache_params = "func: string, slot: cache_slot, params: CacheParams, data_type: string",
   output_names = "tables: embedding_configs", optimizer_of = "func: string, name: string", usual_params = "name: string" })
 
 return M

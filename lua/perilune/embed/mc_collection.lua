@@ -79,7 +79,7 @@ local function order_of(self, keys)
     local at = C.peri_keys_find(keys, name)
     if at < 0 then
       P.fail(("%s: the batch has no feature '%s' (of table '%s'); those are: %s"):format(self.class_name, name,
-        self._feature_to_table[name], table.concat(Keys.list(keys), ", ")))
+        self._feature_to_table[name], table.concat(Keys._list(keys), ", ")))
     end
     order[i], same = at, same and at == i - 1
   end
@@ -89,7 +89,7 @@ end
 local function arranged(self, features)
   local keys = C.peri_kjt_keys(KeyedJaggedTensor.ptr(features))
   if not self._seen or self._seen.ptr ~= keys then
-    self._order, self._seen = order_of(self, keys), P.lasting(Keys.share, keys) -- kept, so that its address stays its own
+    self._order, self._seen = order_of(self, keys), P.lasting(Keys._share, keys) -- kept, so that its address stays its own
   end
   return self._order and features:permute(self._order) or features
 end

@@ -20,7 +20,7 @@ end
 local Moment = util.class "CollisionMoment"
 
 --- CollisionMoment(title, tables): of a module whose messages begin with `title`. tables: a list of { name =, map = function() -> the map
---- of its rows on this rank, or nil, buckets = function() -> its first bucket, and how many, file = function() -> what tbe.file_of says of
+--- of its rows on this rank, or nil, buckets = function() -> its first bucket, and how many, file = function() -> what tbe._file_of says of
 --- these rows, weight = name of its weights in a state_dict, from the module on }.
 ---
 --- open: rows and maps are to be compared before the rows are used; then used() is called. Where ranks share the tables all have the same.

@@ -189,11 +189,11 @@ function PositionWeightedModuleCollection:extra_text()
 end
 
 --- The places of ids in their bags; nil: to be counted.
-function PositionWeightedModuleCollection:places(features) refuse_weights(self, features:weights_or_none()) end
+function PositionWeightedModuleCollection:_places(features) refuse_weights(self, features:weights_or_none()) end
 
 function PositionWeightedModuleCollection:forward(features)
   check_kind(self, features, KeyedJaggedTensor, "KeyedJaggedTensor")
-  local given, keys, counts = self:places(features), features:keys(), features:length_per_key()
+  local given, keys, counts = self:_places(features), features:keys(), features:length_per_key()
   check_keys(self, self._features, keys)
   local lengths, longest = features:lengths(), features:longest()
   local parts, rows, columns, limits, names = {}, {}, {}, {}, {}
@@ -218,7 +218,7 @@ M.PositionWeightedProcessor = PositionWeightedModuleCollection:extend "PositionW
 local GroupedPositionWeightedModule = PositionWeightedModuleCollection:extend "GroupedPositionWeightedModule"
 M.GroupedPositionWeightedModule = GroupedPositionWeightedModule
 
-function GroupedPositionWeightedModule:places(features)
+function GroupedPositionWeightedModule:_places(features)
   for _, key in ipairs(features:keys()) do
     if not self.max_feature_lengths[key] then
       P.fail(("%s: feature '%s' of the batch has no entry in max_feature_lengths; those are: %s"):format(self.class_name, key,

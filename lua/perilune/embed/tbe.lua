@@ -79,7 +79,7 @@ function M.new(args)
   c.optimizer, c.bounds_check = optimizer, bounds
   if cache then
     caches = P.structs("peri_cache_params", math.max(#a.tables, 1))
-    for i in ipairs(a.tables) do config.fill_cache_params("table batch", caches[i - 1], cache, a.data_type) end
+    for i in ipairs(a.tables) do config._fill_cache_params("table batch", caches[i - 1], cache, a.data_type) end
     c.caches = caches
   end
   c.seed, c.mapped = a.seed or P.state.seed, a.mapped
@@ -307,13 +307,13 @@ local geometries = { [C.PERI_STATE_FULL] = "full", [C.PERI_STATE_ROW] = "row", [
 --- What the state `name` of a peri_tbe * has numbers for: "full" (each element of a table), "row", "square" (each pair of columns),
 --- "scalar" (the table).
 --- The peri_tbe * of a table batch; an error after its release.
-M.pointer = ptr
+M._pointer = ptr
 --- A handle of a peri_tbe * (taken) that no scope releases.
-M.lasting = wrap_lasting
+M._lasting = wrap_lasting
 M.wrap, M.ptr = wrap, ptr
 
-function M.geometry_of(tbe, name) return geometries[check(C.peri_tbe_state_geometry(tbe, name))] end
-function methods:state_geometry(name) return M.geometry_of(ptr(self), name) end
+function M._geometry_of(tbe, name) return geometries[check(C.peri_tbe_state_geometry(tbe, name))] end
+function methods:state_geometry(name) return M._geometry_of(ptr(self), name) end
 
 function methods:learning_rate() return C.peri_tbe_learning_rate(ptr(self)) end
 function methods:set_learning_rate(rate) check(C.peri_tbe_learning_rate_set(ptr(self), rate)) end
@@ -339,10 +339,10 @@ local cache_counts = {
   "rows_read", "rows_written", "bytes_read", "bytes_written", "wait_ns",
 }
 --- Counts of the cache of table t (from 1), or of all tables together; nil for tables in memory. `io` says how files are read.
-function methods:cache_statistics(t) return M.cache_statistics_of(ptr(self), (t or 0) - 1) end
+function methods:cache_statistics(t) return M._cache_statistics_of(ptr(self), (t or 0) - 1) end
 
 --- The same for a peri_tbe * and a table from 0, or -1.
-function M.cache_statistics_of(tbe, t)
+function M._cache_statistics_of(tbe, t)
   local io = C.peri_tbe_cache_io(tbe)
   if io == nil then return nil end
   check(C.peri_tbe_cache_statistics(tbe, t, cache_stats))
@@ -353,14 +353,14 @@ end
 
 local file_info, ids_mark = ffi.new "peri_table_file", ffi.new "peri_ids_mark"
 --- What the file of table t (from 0) of a peri_tbe * says: { path, flush, iteration, sum, ids_iteration }; nil: it has none with a name.
-function M.file_of(tbe, t)
+function M._file_of(tbe, t)
   check(C.peri_tbe_table_file(tbe, t, file_info))
   if file_info.path == nil then return nil end
   return { path = ffi.string(file_info.path), flush = tonumber(file_info.flush), iteration = tonumber(file_info.iteration),
     sum = file_info.ids.sum, ids_iteration = tonumber(file_info.ids.iteration) }
 end
 --- The same of table t (from 1).
-function methods:file(t) return M.file_of(ptr(self), t - 1) end
+function methods:file(t) return M._file_of(ptr(self), t - 1) end
 --- The map of raw ids whose rows table t (from 1) has, for the next flush.
 function methods:mark_ids(t, sum, iteration)
   ids_mark.sum, ids_mark.iteration = sum, iteration
@@ -371,8 +371,8 @@ end
 function methods:is_cached() return C.peri_tbe_cache_io(ptr(self)) ~= nil end
 
 signature.pointer("TablesPointer", "peri_tbe")
-signature.check("embed.tbe.", M, { states_of = "params: table, data_type: string?", geometry_of = "tables: TablesPointer, name: string",
-  cache_statistics_of = "tables: TablesPointer, t: integer", file_of = "tables: TablesPointer, t: int" })
+signature.check("embed.tbe.", M, { states_of = "params: table, data_type: string?", _geometry_of = "tables: TablesPointer, name: string",
+  _cache_statistics_of = "tables: TablesPointer, t: integer", _file_of = "tables: TablesPointer, t: int" })
 signature.check("a batch of lookups:", batch_methods, {
   prefetch = "self: LookupBatch", sort = "self: LookupBatch", lookup = "self: LookupBatch, rows: integer, cols: integer?",
   forward = "self: LookupBatch, result: tensor", backward = "self: LookupBatch, grad: tensor, grad_weights: tensor?",

@@ -58,20 +58,20 @@ function M.of(names)
 end
 
 --- The names in a C list as a Lua list.
-function M.list(ptr)
+function M._list(ptr)
   local list = {}
   for i = 1, C.peri_keys_count(ptr) do list[i] = ffi.string(C.peri_keys_name(ptr, i - 1)) end
   return list
 end
 
 --- A handle of a C list that something else owns.
-function M.share(ptr)
+function M._share(ptr)
   C.peri_keys_retain(ptr)
   return wrap(ptr)
 end
 
 --- Names as a Lua list.
-function methods:list() return M.list(live(self)) end
+function methods:list() return M._list(live(self)) end
 --- Position of a name (1 is the first; the last one if it repeats), or nil.
 function methods:find(name)
   local i = C.peri_keys_find(live(self), name)
@@ -85,7 +85,7 @@ meta.__len = function(self) return C.peri_keys_count(live(self)) end
 meta.__tostring = function(self) return self.ptr == nil and "keys (released)" or "keys {" .. table.concat(self:list(), ", ") .. "}" end
 
 signature.pointer("KeysPointer", "peri_keys")
-signature.check("jagged.Keys.", M, { list = "keys: KeysPointer", share = "keys: KeysPointer" })
+signature.check("jagged.Keys.", M, { _list = "keys: KeysPointer", _share = "keys: KeysPointer" })
 signature.check("keys:", methods, { list = "self: Keys", find = "self: Keys, name: string", unique = "self: Keys",
   equal = "self: Keys, other: any" })
 

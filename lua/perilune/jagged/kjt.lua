@@ -103,9 +103,9 @@ function methods:describe()
   C.peri_kjt_describe(ptr(self), desc)
   return desc
 end
-function methods:keys() return Keys.list(C.peri_kjt_keys(ptr(self))) end
+function methods:keys() return Keys._list(C.peri_kjt_keys(ptr(self))) end
 --- The keys as one shared object, cheap to pass on.
-function methods:key_list() return Keys.share(C.peri_kjt_keys(ptr(self))) end
+function methods:key_list() return Keys._share(C.peri_kjt_keys(ptr(self))) end
 function methods:device() return ffi.string(C.peri_device_name(self:describe().device)) end
 --- Rows of the batch (variable batch: of the full batch).
 function methods:stride() return tonumber(self:describe().stride) end
@@ -134,7 +134,7 @@ function methods:offsets_or_none() if self:describe().has_offsets then return se
 --- { keys, tensor } of the inverse indices; inverse_indices_or_none returns nil when there are none.
 function methods:inverse_indices_or_none()
   local keys = C.peri_kjt_inverse_keys(ptr(self))
-  if keys ~= nil then return { Keys.list(keys), tensor(C.peri_kjt_inverse_indices(ptr(self), tensor_out)) } end
+  if keys ~= nil then return { Keys._list(keys), tensor(C.peri_kjt_inverse_indices(ptr(self), tensor_out)) } end
 end
 function methods:inverse_indices()
   local inverse = self:inverse_indices_or_none()

@@ -74,9 +74,9 @@ end
 
 -- -- looking -----------------------------------------------------------------------------------------------------------------------
 
-function methods:keys() return Keys.list(C.peri_kt_keys(ptr(self))) end
+function methods:keys() return Keys._list(C.peri_kt_keys(ptr(self))) end
 --- The keys as one shared object, cheap to pass on.
-function methods:key_list() return Keys.share(C.peri_kt_keys(ptr(self))) end
+function methods:key_list() return Keys._share(C.peri_kt_keys(ptr(self))) end
 function methods:values()
   check(C.peri_kt_values(ptr(self), tensor_out))
   return Tensor.wrap(tensor_out[0])

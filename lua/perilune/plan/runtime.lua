@@ -48,7 +48,7 @@ local function cache_of(option)
   if not is_cached(option) or option.compute_kernel:match "^quant" then return nil end
   local params = option.cache_params or option.fused_params and option.fused_params.cache_params or {}
   params = embed.cache_params("plan.runtime", params)
-  embed.fill_cache_params("plan.runtime", cache, params, option.data_type)
+  embed._fill_cache_params("plan.runtime", cache, params, option.data_type)
   return cache, params -- which the directory's name lives by
 end
 

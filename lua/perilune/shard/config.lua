@@ -119,7 +119,7 @@ local function cache_of(a, t, sharding)
   local params = a.table_fused_params and a.table_fused_params[t.name] or a.fused_params
   local func = ("table '%s'"):format(t.name)
   local cache, slot = config.cache_params(func, sharding.cache_params or params.cache_params or {}), P.structs("peri_cache_params", 1)
-  config.fill_cache_params(func, slot[0], cache, t.data_type)
+  config._fill_cache_params(func, slot[0], cache, t.data_type)
   return slot, cache
 end
 
@@ -185,7 +185,7 @@ end
 function M.of(func, a, plan, env, kind, slots)
   local anchors, keep = keeper()
   check_own_params(func, a)
-  for _, t in ipairs(a.tables) do config.check_trained(func, t) end
+  for _, t in ipairs(a.tables) do config._check_trained(func, t) end
   local optimizers, list, optimizer, bounds = optimizers_of(func, a, plan)
   local cfg = P.struct "peri_sharded_config"
   fill_tables(cfg, a, plan, env, optimizer, bounds, keep)

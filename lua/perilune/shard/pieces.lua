@@ -16,7 +16,7 @@ local COPY_ROWS = 65536
 
 --- The pieces of tables on this rank: a list of { table = name, rank, place (of one process), row_offset, rows, col_offset, cols, dense,
 --- replica, state = function(name), read = function(name, row, tensor), write = function(name, row, tensor), cached, cache_statistics,
---- file = function() -> what tbe.file_of says }.
+--- file = function() -> what tbe._file_of says }.
 --- state("weight") and so on give live views of shards in memory; rows of shards in files (cached) are read and written.
 --- ref: the handle of the C module; module_ptr(ref): its pointer, or an error when it was released; tables: their configurations.
 function M.list(ref, module_ptr, tables)
@@ -45,11 +45,11 @@ function M.list(ref, module_ptr, tables)
         local n = check(C.peri_tbe_state_shape(tbe(), number, state_name(name), dims))
         return { tonumber(dims[0]), n == 2 and tonumber(dims[1]) or nil }
       end,
-      geometry = function(name) return tbes.geometry_of(tbe(), state_name(name)) end,
+      geometry = function(name) return tbes._geometry_of(tbe(), state_name(name)) end,
       iteration = function() return tonumber(C.peri_tbe_iteration(tbe())) end,
       set_iteration = function(n) check(C.peri_tbe_iteration_set(tbe(), n)) end,
-      file = function() return tbes.file_of(tbe(), tonumber(number)) end,
-      cache_statistics = function() return tbes.cache_statistics_of(tbe(), tonumber(number)) end,
+      file = function() return tbes._file_of(tbe(), tonumber(number)) end,
+      cache_statistics = function() return tbes._cache_statistics_of(tbe(), tonumber(number)) end,
       state = function(name)
         check(C.peri_tbe_state(tbe(), number, state_name(name), tensor_out))
         return Tensor.wrap(tensor_out[0])

@@ -159,7 +159,7 @@ local function key_of(self, output, keys, what)
   local key = C.peri_keys_find(keys, output.name)
   if key >= 0 then return key end
   P.fail(("%s: the batch has no %s '%s' (of table '%s'); those are: %s"):format(self.class_name, what, output.name,
-    self.configs[output.table].name, table.concat(jagged.Keys.list(keys), ", ")))
+    self.configs[output.table].name, table.concat(jagged.Keys._list(keys), ", ")))
 end
 
 --- The inverse indices of a batch, a row for each output; nil: it has none.
@@ -182,7 +182,7 @@ local function remapped(self, features)
   local keys = C.peri_kjt_keys(kjt)
   if not (self._seen_keys and self._seen_keys.ptr == keys) then
     for i, output in ipairs(self._outputs) do self._order[i - 1] = key_of(self, output, keys, "feature") end
-    self._seen_keys = P.lasting(jagged.Keys.share, keys)
+    self._seen_keys = P.lasting(jagged.Keys._share, keys)
   end
   check(C.peri_kjt_permute(kjt, self._order, #self._outputs, kjt_out))
   local arranged = KeyedJaggedTensor.wrap(kjt_out[0])
