@@ -521,10 +521,9 @@ pictures: all
 # docs/parity.md, of the names in tests/parity.
 parity:
 	@luajit tests/parity/page.lua
-# docs/reference, of lua/perilune/reference and the headers; names that these describe now go from tests/reference/undescribed.txt.
+# docs/reference, of lua/perilune/reference and the headers.
 reference: all
 	@mkdir -p docs/reference && luajit runtime/gen/reference.lua pages docs/reference
-	@LUA_PATH='$B/lua/?.lua;lua/?.lua;lua/?/init.lua;;' PERI_LIBRARY=$(LIB_SO) luajit tests/reference/names.lua
 lint: all
 	@$(RUN_TESTS) --parts=lint
 

@@ -151,8 +151,7 @@ local INDEX = [[
 Everything that a script or a C program may call. `perilune help NAME` shows the same in a terminal, and editors with the language server of
 Lua (LuaLS) complete names and arguments from the files that these pages are made of, which `make install` puts beside the library, in
 `share/lua/5.1/perilune/reference`. In the examples `peri` is `require "perilune"`; `nn`, `plan` and `data` are `peri.nn`, `peri.plan` and
-`peri.data`. What they print stands behind `-->`. Shapes are written `[B, D]`. Names that have no description here yet are listed in
-`tests/reference/undescribed.txt`; the source describes them.
+`peri.data`. What they print stands behind `-->`. Shapes are written `[B, D]`. Names that begin with `_` are the library's own.
 
 ## Lua
 

@@ -1,13 +1,9 @@
 -- names.lua: the public names of the library, as a program finds them, and which of them the definition files (lua/perilune/reference)
 -- describe. A method that a class has from one above it, or has in place of it, is described there.
---
---   luajit tests/reference/names.lua      writes tests/reference/undescribed.txt again: `make reference`
 package.path = "./?.lua;runtime/gen/?.lua;" .. package.path
 local api = require "spec.support.api"
 
 local M = {}
-
-M.LIST = "tests/reference/undescribed.txt"
 
 local machinery = { util = true, ffi = true, signature = true }
 --- What classes have for the library itself.
@@ -88,31 +84,6 @@ function M.undescribed(pages)
     if not values[e.value] and not inherited(e.name, values, module) then names[#names + 1] = e.name end
   end
   return names, entries, values
-end
-
---- The list that may only shrink.
-function M.listed()
-  local names = {}
-  for line in io.lines(M.LIST) do
-    if not line:match "^#" then names[#names + 1] = line end
-  end
-  return names
-end
-
-if arg and arg[0] and arg[0]:match "reference/names%.lua$" then
-  local names = M.undescribed((dofile("runtime/gen/reference.lua").pages()))
-  local known = {}
-  local there = io.open(M.LIST)
-  if there then
-    there:close()
-    for _, name in ipairs(M.listed()) do known[name] = true end
-  end
-  local file = assert(io.open(M.LIST, "w"))
-  file:write "# Public names that lua/perilune/reference does not describe yet. The list may only shrink: `make reference` shortens it.\n"
-  for _, name in ipairs(names) do
-    if not there or known[name] then file:write(name, "\n") else io.stderr:write(name, ": without a description\n") end
-  end
-  file:close()
 end
 
 return M

@@ -181,7 +181,7 @@ embed.MCHEvictionPolicy = {}
 
 ---@class peri.embed.MCHEvictionPolicy.args
 ---@field score? function `score(count, last_access, now)` -> a number, higher is better (default: the class has one).
----@field threshold_filtering_func? peri.embed.mc_policies.Filter Which new ids count (default: all).
+---@field threshold_filtering_func? function Which new ids count (default: all).
 
 ---Make a class of policies.
 ---@param base peri.embed.MCHEvictionPolicy The class to build on, written before the colon.
@@ -201,7 +201,7 @@ function embed.MCHEvictionPolicy.extend(base, name) end
 embed.LFU_EvictionPolicy = {}
 
 ---@class peri.embed.LFU_EvictionPolicy.args
----@field threshold_filtering_func? peri.embed.mc_policies.Filter Which new ids count (default: all).
+---@field threshold_filtering_func? function Which new ids count (default: all).
 
 ---Ids that were seen last keep their rows: the score is `-(now - last access + 1) ^ decay_exponent`.
 ---
@@ -216,7 +216,7 @@ embed.LRU_EvictionPolicy = {}
 
 ---@class peri.embed.LRU_EvictionPolicy.args
 ---@field decay_exponent? number The exponent (default: 1).
----@field threshold_filtering_func? peri.embed.mc_policies.Filter Which new ids count (default: all).
+---@field threshold_filtering_func? function Which new ids count (default: all).
 
 ---Ids that were seen often and lately keep their rows: the score is `count / (now - last access + 1) ^ decay_exponent`.
 ---
@@ -231,7 +231,7 @@ embed.DistanceLFU_EvictionPolicy = {}
 
 ---@class peri.embed.DistanceLFU_EvictionPolicy.args
 ---@field decay_exponent? number The exponent (default: 1).
----@field threshold_filtering_func? peri.embed.mc_policies.Filter Which new ids count (default: all).
+---@field threshold_filtering_func? function Which new ids count (default: all).
 
 ---A filter of new ids: those that were seen more often than `threshold_skew_multiplier` (10) times the mean of the window. Called with `{
 ---threshold_skew_multiplier = x }` it returns a filter with that number, for a policy.
@@ -269,3 +269,56 @@ function embed.average_threshold_filter(counts) end
 ---@return peri.Tensor # bool: which stay: `[n]`.
 ---@return peri.Tensor # The random numbers: `[n]`.
 function embed.probabilistic_threshold_filter(counts, value) end
+
+---A map of raw ids to rows, on which the modules are built. Methods: `remap(ids, training)` (a list of i64 tensors, one for each feature),
+---`evicted()`, `statistics()`, `state_names()`, `state(i)`, `load(states, first_bucket, n_buckets)`, `window()`, `set_window(start,
+---entries)`, `set_time(now)`.
+---
+---Errors: an argument that is missing or unknown; a kind, spread or on_miss that is not there.
+---
+---```lua
+---local maps = peri.embed.mc_map
+---local map = maps.new { name = "t", rows = 8, kind = "mch", policy = peri.embed.LFU_EvictionPolicy {}, buckets = 2 }
+---local rows = map:remap({ peri.tensor({ 1000000007, 1000000007 }, "i64") }, true)[1]
+---print(rows:numel(), map:statistics().ids, maps.buckets(8), table.concat(maps.segments(8, 2), " ")) --> 2 2 1 0 4 8
+---```
+---@param args peri.embed.mc_map.new.args As of the modules; perilune/collision.h says more.
+---@return any # The map.
+function embed.mc_map.new(args) end
+
+---@class peri.embed.mc_map.new.args
+---@field name string Of the table, for messages.
+---@field rows integer Rows of the table.
+---@field kind string `mch` or `hash`.
+---@field device? string Where ids are (default: the rank's device).
+---@field buckets? integer How many buckets; 0: by the number of rows (default: 0).
+---@field segments? integer[] Rows where buckets begin, and the end (default: what `segments` says).
+---@field spread? string Which bucket an id goes to: `hash`, `modulo` or `range` (default: hash).
+---@field input_hash_size? any With the spread `range`: ids are below it, at least 1 (default: 0).
+---@field on_miss? string Ids without a row: `default`, `row`, `hash`, `drop` or `error` (default: default).
+---@field first_bucket? integer The first bucket of this map (default: 0).
+---@field n_buckets? integer How many buckets it has; 0: all (default: 0).
+---@field policy? peri.embed.MCHEvictionPolicy Who loses a row (default: none).
+---@field eviction_interval? integer Steps between two evictions (default: 1).
+---@field seed? integer Of draws (default: that of `manual_seed`).
+---@field evict? integer Of `hash`: the policy, a PERI_EVICT_ constant (default: none).
+---@field history_capacity? integer Of `mch`: ids of a window that count, at most; 0: all (default: 0).
+---@field max_probe? integer Of `hash`: rows that an id may be in; 0: 128 (default: 0).
+---@field ttl? integer[] Of `hash`: how long rows of each feature live (default: for ever).
+---@field n_features? integer Features of the table; 0: any number (default: 0).
+---@field read_only? boolean[] Features whose ids learn nothing (default: none).
+
+---How many buckets a table has, unless somebody says another number.
+---
+---Errors: what is no count.
+---@param rows integer Rows of the table.
+---@return integer
+function embed.mc_map.buckets(rows) end
+
+---The rows where buckets of a table begin, and their end.
+---
+---Errors: no bucket, or more than 2^24.
+---@param rows integer Rows of the table.
+---@param buckets integer How many buckets.
+---@return integer[]
+function embed.mc_map.segments(rows, buckets) end

@@ -164,3 +164,18 @@ function parameter.restart_rows(parameter, rows) end
 ---@param tensors peri.Tensor[] Parameters of any shape.
 ---@param why string The end of a sentence that begins with the parameter.
 function parameter.retire(tensors, why) end
+
+---As a keeper (see `parameter.keep_rows`): states of rows of a parameter are those of the first step again. Counts of steps stay.
+---
+---Errors: a parameter that it does not have.
+---@param i integer Position of the parameter, from 1.
+---@param first integer The first row, from 0.
+---@param n integer How many rows.
+function nn.optim.Optimizer:restart_rows(i, first, n) end
+
+---As a keeper: the next step is an error that says why.
+---
+---Errors: none.
+---@param i integer Position of the parameter, from 1.
+---@param why string The end of a sentence that begins with the parameter.
+function nn.optim.Optimizer:retire(i, why) end
