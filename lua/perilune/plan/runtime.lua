@@ -6,6 +6,7 @@ local util = require "perilune.util"
 local embed = require "perilune.embed.config"
 local types = require "perilune.plan.types"
 local signature = require "perilune.signature"
+require "perilune.plan.options" -- kinds of arguments
 local C = P.C
 
 local M = {}
