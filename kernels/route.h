@@ -151,12 +151,6 @@ typedef struct peri_k_piece {
     int64_t first, n; /* of rows of ids: their places on the wire */
 } peri_k_piece;
 
-/** Whether an output is of one piece, which is own. */
-K_INLINE bool peri_k_route_own(const peri_k_output *out, const peri_k_piece *pieces)
-{
-    return out->n_pieces == 1 && pieces[out->first_piece].own;
-}
-
 /** out[b][column + c] = sum over pieces of piece[bag(b)][c], for every output and row b. range: rows of the output. */
 typedef struct peri_k_route_combine_args {
     float *out;
@@ -166,7 +160,6 @@ typedef struct peri_k_route_combine_args {
     const peri_k_piece *pieces;
     const int64_t *inverse; /* NULL: none */
     int32_t n_outputs;
-    bool placed; /* outputs of one piece, which is own, are there: they are left out */
     bool past;   /* written past the caches where that can be */
 } peri_k_route_combine_args;
 
@@ -182,7 +175,6 @@ typedef struct peri_k_route_spread_args {
     const int64_t *bags; /* by output: number of bags of a piece */
     const int64_t *inverse;
     int32_t n_outputs;
-    bool placed; /* own pieces are left out: their gradients are read where grad lies */
     bool past;   /* as in route_combine */
 } peri_k_route_spread_args;
 

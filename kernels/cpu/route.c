@@ -303,7 +303,6 @@ static void cpu_route_combine(const void *args, int64_t begin, int64_t end)
         for (int32_t o = 0; o < a->n_outputs; o++) {
             const peri_k_output *out = &a->outputs[o];
             const int64_t stop = b + ROUTE_ROWS < end ? b + ROUTE_ROWS : end, cols = out->cols;
-            if (a->placed && peri_k_route_own(out, a->pieces)) continue;
             const bool streams = a->past && cpu_route_whole_lines(a->out + out->column, a->stride, cols);
 #define ROUTE_COMBINE(n)                                                                                                                   \
     if (streams) cpu_route_combine_rows(a, out, b, stop, end, n, true);                                                                    \
@@ -435,7 +434,6 @@ static bool cpu_route_spread_zeros(const peri_k_route_spread_args *a, int64_t be
         if (out->inverse < 0) continue;
         any = true;
         for (const peri_k_piece *k = a->pieces + out->first_piece; k < a->pieces + out->first_piece + out->n_pieces && begin < stop; k++) {
-            if (a->placed && k->own) continue;
             float *to = (k->own ? a->own : a->sent) + k->offset;
             memset(to + begin * out->cols, 0, sizeof *to * (size_t)((stop - begin) * out->cols));
         }
@@ -454,7 +452,6 @@ static void cpu_route_spread(const void *args, int64_t begin, int64_t end)
             const peri_k_piece *pieces = a->pieces + out->first_piece;
             const int64_t from = b < begin ? begin : b, stop = b + ROUTE_ROWS < last ? b + ROUTE_ROWS : last, to = stop < end ? stop : end;
             for (int64_t k = 0; k < out->n_pieces; k++) {
-                if (a->placed && pieces[k].own) continue;
                 if (out->inverse >= 0) cpu_route_spread_sums(a, out, &pieces[k], begin, end < a->bags[o] ? end : a->bags[o], b, stop, last);
                 else if (from < to) cpu_route_spread_piece(a, out, &pieces[k], from, to, last < end ? last : end);
             }

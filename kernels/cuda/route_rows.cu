@@ -47,7 +47,6 @@ struct combine_cell {
     __device__ void operator()(int64_t b, int32_t o, int lane, unsigned mask) const
     {
         const peri_k_output out = a.outputs[o];
-        if (a.placed && peri_k_route_own(&out, a.pieces)) return;
         const int64_t bag = out.inverse >= 0 ? a.inverse[out.inverse + b] : b;
         float *to = a.out + b * a.stride + out.column;
         bool wide = aligned16(to) && out.cols % 4 == 0;
@@ -85,7 +84,6 @@ struct spread_cell {
         const float *grad = a.grad + b * a.stride + out.column;
         for (int64_t k = 0; k < out.n_pieces; k++) {
             const peri_k_piece p = a.pieces[out.first_piece + k];
-            if (a.placed && p.own) continue;
             float *to = (p.own ? a.own : a.sent) + p.offset + b * out.cols;
             const float divisor = (float)(p.own ? out.divisor : out.sent_divisor);
             const bool wide = aligned16(to) && aligned16(grad) && out.cols % 4 == 0;
@@ -102,7 +100,6 @@ __device__ void spread_add(const peri_k_route_spread_args &a, const peri_k_outpu
 {
     for (int64_t k = 0; k < out.n_pieces; k++) {
         const peri_k_piece p = a.pieces[out.first_piece + k];
-        if (a.placed && p.own) continue;
         float *to = (p.own ? a.own : a.sent) + p.offset + bag * out.cols;
         const float divisor = (float)(p.own ? out.divisor : out.sent_divisor);
         for (int64_t c = lane; c < out.cols; c += LANES) to[c] += grad[c] / divisor;
@@ -127,7 +124,6 @@ __global__ void __launch_bounds__(PERI_BLOCK) spread_inverse(peri_k_route_spread
         const int n = stop - first < BAGS ? (int)(stop - first) : (int)BAGS;
         for (int64_t k = 0; k < out.n_pieces; k++) {
             const peri_k_piece p = a.pieces[out.first_piece + k];
-            if (a.placed && p.own) continue;
             float *to = (p.own ? a.own : a.sent) + p.offset;
             for (int bag = group; bag < n; bag += GROUPS)
                 for (int64_t c = lane; c < out.cols; c += LANES) to[(first + bag) * out.cols + c] = 0;

@@ -96,7 +96,6 @@ static void ref_route_combine(const void *args, int64_t begin, int64_t end)
     const peri_k_route_combine_args *a = args;
     for (int32_t o = 0; o < a->n_outputs; o++) {
         const peri_k_output *out = &a->outputs[o];
-        if (a->placed && peri_k_route_own(out, a->pieces)) continue;
         for (int64_t b = begin; b < end; b++) {
             int64_t bag = out->inverse >= 0 ? a->inverse[out->inverse + b] : b;
             for (int64_t c = 0; c < out->cols; c++) {
@@ -121,7 +120,6 @@ static void ref_route_spread_one(const peri_k_route_spread_args *a, int64_t o, i
     end = end < stop ? end : stop;
     for (int64_t k = 0; k < out->n_pieces && begin < end; k++) {
         const peri_k_piece *piece = &a->pieces[out->first_piece + k];
-        if (a->placed && piece->own) continue;
         float *to = (piece->own ? a->own : a->sent) + piece->offset, divisor = (float)(piece->own ? out->divisor : out->sent_divisor);
         if (!direct) memset(to + begin * out->cols, 0, sizeof *to * (size_t)((end - begin) * out->cols));
         for (int64_t b = direct ? begin : 0; b < (direct ? end : a->rows); b++) {

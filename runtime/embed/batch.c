@@ -45,8 +45,7 @@ peri_status peri__batch_take(peri_tbe *tbe, const peri_tbe_input *in, peri_tbe_b
     b->next = NULL;
     b->in = *in;
     b->prepared = false;
-    b->placed = NULL;
-    b->places = NULL;
+    b->there = NULL;
     peri_tensor_retain(in->ids);
     peri_tensor_retain(in->offsets);
     if (in->weights) peri_tensor_retain(in->weights);
@@ -62,7 +61,7 @@ void peri__batch_give(peri_tbe_batch *b)
     peri_tbe *tbe = b->tbe;
     (void)peri__follow(tbe, b->done); /* a tier's own batches are used within others' calls, on the stream that is current now */
     (void)peri__mark(tbe, b->done);
-    peri__sorted_give(b);
+    peri__batch_unplace(b);
     peri_tensor_release(b->in.ids);
     peri_tensor_release(b->in.offsets);
     peri_tensor_release(b->in.weights);
@@ -148,6 +147,16 @@ void peri__calls_fini(peri_tbe *tbe)
     pthread_rwlock_destroy(&tbe->lock);
 }
 
+void peri__batch_unplace(peri_tbe_batch *b)
+{
+    peri__sorted_give(b); /* if the pass failed: other gradients lie elsewhere */
+    if (!b->there) return;
+    /* The list's memory is freed in the order of the stream that made it. */
+    (void)b->tbe->device->vtab->stream_wait(b->tbe->device->ctx, b->there->copy->storage->home->ctx, b->done->ctx);
+    peri_tbe_blocks_release(b->there);
+    b->there = NULL;
+}
+
 /* -- calls ----------------------------------------------------------------------------------------------------------------------------- */
 
 peri_status peri__batch_enter(const char *function, peri_tbe_batch *b, bool alone)
@@ -177,7 +186,9 @@ peri_status peri__batch_list(peri_tbe_batch *b, bool count, peri_k_tbe_list *out
     peri_tbe *tbe = b->tbe;
     const peri_tbe_input *in = &b->in;
     const peri_tbe_blocks *l = in->blocks;
-    const peri_k_tbe_block *blocks = b->placed ? b->placed : peri__data(l->copy);
+    const peri_tbe_blocks *there = b->there ? b->there : l;
+    const peri__bag_places places = b->there ? b->bag_places : (peri__bag_places){0};
+    const peri_k_tbe_block *blocks = peri__data(there->copy);
     int64_t n_ids = peri__numel(in->ids);
     void *spans;
     PERI_TRY(peri__reserve(tbe->device, &b->spans, b->done, PERI_U8, (int64_t)sizeof(peri_k_tbe_span) * (l->n + 1), &spans));
@@ -196,12 +207,13 @@ peri_status peri__batch_list(peri_tbe_batch *b, bool count, peri_k_tbe_list *out
                                .capacity = n_ids * l->multiplicity,
                                .ids_dtype = in->ids->dtype,
                                .offsets_dtype = in->offsets->dtype,
-                               .places = b->placed ? b->places : NULL,
-                               .first_placed = b->first_placed,
-                               .n_placed = b->n_placed,
+                               .places = places.place,
+                               .first_placed = places.first,
+                               .n_placed = places.n,
                                .all_bags = l->total_bags,
                                .most_bags = l->largest,
                                .width = l->width};
+    if (b->there) PERI_TRY(peri__follow(tbe, there->copied));
     if (b->prepared && !count) return PERI_OK;
     peri_k_tbe_prepare_args args = {.list = *out, .totals = count ? peri__data(tbe->counters) : NULL};
     PERI_TRY(peri__follow(tbe, l->copied));

@@ -209,6 +209,31 @@ peri_status peri__tbe_blocks_made(const peri_tbe *tbe, peri_tbe_blocks *b)
     return upload(tbe->device, b);
 }
 
+peri_status peri__tbe_blocks_moved(const peri_tbe *tbe, const peri_tbe_blocks *from, const peri__spot *spots, peri_tbe_blocks **out)
+{
+    peri_tbe_blocks *b;
+    PERI_TRY(peri__tbe_blocks_room(tbe, from->n, &b));
+    for (int64_t k = 0; k < b->n; k++) {
+        b->block[k] = from->block[k];
+        b->block[k].out_offset = spots[k].offset;
+        b->block[k].out_stride = spots[k].stride;
+        b->out_extent = peri__max(b->out_extent, spots[k].past);
+    }
+    b->bags = from->bags;
+    b->total_bags = from->total_bags;
+    b->covered = from->covered;
+    b->multiplicity = from->multiplicity;
+    b->width = from->width;
+    b->largest = from->largest;
+    b->mean = from->mean;
+    b->none = from->none;
+    b->ordered = from->ordered;
+    peri_status status = upload(tbe->device, b);
+    if (status < 0) peri_tbe_blocks_release(b);
+    else *out = b;
+    return status;
+}
+
 /** @check: refuse what makes no sense. */
 static peri_status blocks_new(const peri_tbe *tbe, const peri_tbe_block *blocks, int64_t n, bool check, peri_tbe_blocks **out)
 {

@@ -51,6 +51,15 @@ struct peri_tbe_blocks {
     peri_k_tbe_block *block; /* n; where the host works in the device's memory, these are the copy's */
 };
 
+/** Where the rows of a block lie: elements from the address that all blocks' are counted from. */
+typedef struct peri__spot {
+    int64_t offset, stride;
+    int64_t past; /* one past the last element that they may have; 0: it has no rows */
+} peri__spot;
+
+/** A list of the same blocks whose rows lie elsewhere: those of block k at @spots[k]. @out new. */
+peri_status peri__tbe_blocks_moved(const peri_tbe *tbe, const peri_tbe_blocks *from, const peri__spot *spots, peri_tbe_blocks **out);
+
 /** All states that optimizers keep, the weights before them, in the order in which they are listed. */
 enum {
     PERI__STATE_WEIGHT,
@@ -107,6 +116,12 @@ enum {
 
 typedef struct peri__ticket peri__ticket; /* what a store keeps for a batch in flight: tier/tier.h */
 
+/** Where the rows of some bags are among those of their block: as places, first_placed and n_placed of peri_k_tbe_list. */
+typedef struct peri__bag_places {
+    const int32_t *place; /* NULL: one behind the other */
+    int64_t first, n;
+} peri__bag_places;
+
 /** A batch: an input, and what was computed from it. The struct and its memory are used again by later batches. */
 struct peri_tbe_batch {
     peri__refs refs;
@@ -115,11 +130,8 @@ struct peri_tbe_batch {
     atomic_flag busy;  /* some thread is in a call with it */
     peri_tensor *spans;          /* u8: of the blocks as they stand */
     bool prepared;               /* spans are this input's */
-    peri_k_tbe_block *placed;    /* within a lookup whose results, or a backward pass whose gradient, lie in parts: the blocks as they lie
-                                    there, and once more in the order of their tables (peri__batch_place) */
-    int64_t placed_extent;       /* then: one past the last element of the parts */
-    const int32_t *places;       /* then: as in peri_k_tbe_list */
-    int64_t first_placed, n_placed;
+    peri_tbe_blocks *there;      /* retained; NULL, or where its rows lie instead of where the input's blocks say (peri__batch_place) */
+    peri__bag_places bag_places; /* then */
     peri_tensor *report;         /* peri__report_reset */
     peri__sorted *sorted;        /* NULL: not sorted */
     peri__ticket *ticket;        /* tables in files: what holds its rows in memory; NULL: nothing */
@@ -127,13 +139,9 @@ struct peri_tbe_batch {
     struct peri_tbe_batch *next; /* of the idle ones */
 };
 
-/** Say where the gradients of a block's rows lie: set block->out_offset, in elements from the address that they all are counted from.
- *  Returns one past the last of them (0: it has no rows), or -1: they do not lie as one block. */
-typedef int64_t (*peri__place_rows)(const void *ctx, const peri_tbe_batch *batch, peri_k_tbe_block *block);
-/** Before a backward pass whose gradient lies in parts (parts.c), or a lookup: *placed false: it cannot be read there, and has to be put
- *  together. Where bags of a block do not follow each other, the caller has set batch->places. */
-peri_status peri__batch_place(peri_tbe_batch *batch, peri__place_rows place, const void *ctx, bool *placed);
-/** After it. */
+/** Let lookups write, and backward passes read, the rows of a batch where @there says: a list of the same blocks (peri__tbe_blocks_moved).
+ *  *placed false: they cannot, nothing has changed. Until peri__batch_unplace, or the batch's end. */
+peri_status peri__batch_place(peri_tbe_batch *batch, peri_tbe_blocks *there, const peri__bag_places *places, bool *placed);
 void peri__batch_unplace(peri_tbe_batch *batch);
 
 struct peri_tbe {

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * parts.c: rows of ids, one tensor for each key. Their gradients come key by key, each in memory of its own, and the update reads them
- * there: to put them next to each other first would be to read and write all of them once more.
+ * parts.c: rows of a batch where somebody else wants or has them, not where its blocks say; and rows of ids as one tensor for each key.
+ * Their gradients come key by key, each in memory of its own, and the update reads them there: to put them next to each other first would
+ * be to read and write all of them once more.
  */
 #include "../tensor/jagged_internal.h"
 #include "internal.h"
@@ -40,6 +41,17 @@ static int32_t first_in_memory(const peri_tbe_batch *b, const int64_t *at, peri_
     return first;
 }
 
+peri_status peri__batch_place(peri_tbe_batch *b, peri_tbe_blocks *there, const peri__bag_places *places, bool *placed)
+{
+    *placed = b->tbe->store->whole && !b->sorted && peri__tbe_reaches(b->tbe, there->out_extent); /* else the sort's keys are too narrow */
+    if (!*placed) return PERI_OK;
+    peri_tbe_blocks_retain(there);
+    peri_tbe_blocks_release(b->there);
+    b->there = there;
+    b->bag_places = *places;
+    return PERI_OK;
+}
+
 /** Gradients of keys. */
 typedef struct keys {
     const int64_t *at; /* where the rows of each begin, and where the last ones end */
@@ -47,56 +59,36 @@ typedef struct keys {
     int32_t n, first;  /* first: the one that addresses are counted from */
 } keys;
 
-/** peri__place_rows: none of a block that has rows of several keys. */
-static int64_t place_block(const void *ctx, const peri_tbe_batch *b, peri_k_tbe_block *block)
+/** Where the gradients of a block's rows lie; false: it has rows of several keys, or of none. */
+static bool spot_of(const keys *k, const peri_tbe_batch *b, const peri_k_tbe_block *block, peri__spot *spot)
 {
-    const keys *k = ctx;
     int64_t begin = peri__batch_offset(b, block->first_bag), end = peri__batch_offset(b, block->first_bag + block->bags);
-    if (begin < 0 || end < begin || end > peri__numel(b->in.ids)) return -1;
-    if (begin == end) return 0;
+    *spot = (peri__spot){.offset = block->out_offset, .stride = block->out_stride};
+    if (begin < 0 || end < begin || end > peri__numel(b->in.ids)) return false;
+    if (begin == end) return true;
     int32_t p = part_of(k->at, k->n, begin);
-    if (end > k->at[p + 1]) return -1;
+    if (end > k->at[p + 1]) return false;
     int64_t away = (address(k->grad[p]) - address(k->grad[k->first])) / (int64_t)sizeof(float), cols = b->in.blocks->row_cols;
-    block->out_offset = away - k->at[p] * cols;
-    return away + (k->at[p + 1] - k->at[p]) * cols;
+    spot->offset = away - k->at[p] * cols;
+    spot->past = away + (k->at[p + 1] - k->at[p]) * cols;
+    return true;
 }
 
-peri_status peri__batch_place(peri_tbe_batch *b, peri__place_rows place, const void *ctx, bool *placed)
+/** Have the gradients of all blocks read where they lie, if they can be. */
+static peri_status place(const keys *k, peri_tbe_batch *b, bool *placed)
 {
     const peri_tbe_blocks *l = b->in.blocks;
-    const peri_k_tbe_block *sorted;
-    *placed = false;
-    if (!b->tbe->store->whole || b->sorted) {
-        b->places = NULL;
-        return PERI_OK;
-    }
-    PERI_TRY(peri__tbe_blocks_sorted(b->tbe, b->in.blocks, &sorted));
-    peri_k_tbe_block *list = peri__alloc(sizeof *list * (size_t)(2 * l->n));
-    if (!list) return PERI_ENOMEM;
-    memcpy(list, l->block, sizeof *list * (size_t)l->n);
-    memcpy(list + l->n, sorted, sizeof *list * (size_t)l->n);
-    int64_t extent = 0, past = 0;
-    for (int64_t k = 0; k < 2 * l->n && past >= 0; k++) {
-        past = place(ctx, b, &list[k]);
-        extent = peri__max(extent, past);
-    }
-    *placed = past >= 0 && peri__tbe_reaches(b->tbe, extent); /* else memory is too wide for the keys of the sort */
-    if (!*placed) {
-        peri__free(list);
-        b->places = NULL;
-        return PERI_OK;
-    }
-    b->placed = list;
-    b->placed_extent = extent;
-    return PERI_OK;
-}
-
-void peri__batch_unplace(peri_tbe_batch *b)
-{
-    peri__free(b->placed);
-    b->placed = NULL;
-    b->places = NULL;
-    peri__sorted_give(b); /* if the pass failed: other gradients lie elsewhere */
+    peri__spot *spots = peri__alloc(sizeof *spots * (size_t)peri__max(l->n, 1));
+    peri_tbe_blocks *there;
+    *placed = true;
+    if (!spots) return PERI_ENOMEM;
+    for (int64_t i = 0; i < l->n && *placed; i++) *placed = spot_of(k, b, &l->block[i], &spots[i]);
+    peri_status status = *placed ? peri__tbe_blocks_moved(b->tbe, l, spots, &there) : PERI_OK;
+    peri__free(spots);
+    if (status < 0 || !*placed) return status;
+    status = peri__batch_place(b, there, &(peri__bag_places){0}, placed);
+    peri_tbe_blocks_release(there);
+    return status;
 }
 
 /** Update from the gradients where they lie. *done false: they have to be put together. */
@@ -109,7 +101,7 @@ static peri_status update_in_parts(const peri__node *node, const parts *s, peri_
     if (tbe->optimizer.kind == PERI_TBE_NONE || tbe->accumulate || peri__needs(node, 0) || !peri__batch_readable(b)) return PERI_OK;
     k.first = first_in_memory(b, s->at, grad, node->n_out);
     if (k.first < 0) return PERI_OK;
-    PERI_TRY(peri__batch_place(b, place_block, &k, done));
+    PERI_TRY(place(&k, b, done));
     if (!*done) return PERI_OK;
     peri_status status = tbe->store->backward("peri_tbe_backward", b, grad[k.first], NULL);
     peri__batch_unplace(b);

@@ -23,7 +23,7 @@ static peri_status payload_bits(const peri_tbe_batch *b, bool items, int32_t *bi
     const peri_tbe *tbe = b->tbe;
     const peri_tbe_input *in = &b->in;
     int64_t most = peri__numel(in->ids) * in->blocks->multiplicity;
-    int64_t payload = items ? most : b->placed ? b->placed_extent : peri__tbe_extent(tbe, in);
+    int64_t payload = items ? most : b->there ? b->there->out_extent : peri__tbe_extent(tbe, in);
     if (most > UINT32_MAX)
         return peri__fail(PERI_EUNSUPPORTED, "peri_tbe_backward: %lld ids in one batch, allowed: fewer than 2^32", (long long)most);
     *bits = 64 - bits_of((uint64_t)tbe->total_rows);
@@ -43,8 +43,7 @@ static peri_status sort_items(peri_tbe_batch *batch, peri__sorted *s)
     void *keys, *items = NULL;
     PERI_TRY(payload_bits(batch, factors, &sort.payload_bits));
     PERI_TRY(peri__batch_list(batch, false, &sort.list));
-    if (batch->placed) sort.list.ordered = batch->placed + (in->blocks->ordered ? 0 : in->blocks->n);
-    else PERI_TRY(peri__tbe_blocks_sorted(tbe, in->blocks, &sort.list.ordered));
+    PERI_TRY(peri__tbe_blocks_sorted(tbe, batch->there ? batch->there : in->blocks, &sort.list.ordered));
     int64_t most = sort.list.capacity, bytes = (int64_t)sizeof(peri_k_tbe_item) * most;
     PERI_TRY(peri__reserve(tbe->device, &s->room[PERI__SORT_KEYS], s->done, PERI_I64, most, &keys));
     if (factors) PERI_TRY(peri__reserve(tbe->device, &s->room[PERI__SORT_ITEMS], s->done, PERI_U8, bytes, &items));
@@ -166,7 +165,7 @@ static peri_status dense_of(peri_tbe_batch *b, peri_tensor *grad, peri_tensor *g
 static peri_status gradient(const char *function, peri_tbe_batch *b, peri_tensor *grad, peri_tensor *grad_weights, peri_tensor **out)
 {
     peri_tbe *tbe = b->tbe;
-    if (!b->placed) PERI_TRY(peri__tbe_gradient_check(function, tbe, &b->in, grad, grad_weights));
+    if (!b->there) PERI_TRY(peri__tbe_gradient_check(function, tbe, &b->in, grad, grad_weights));
     if (!tbe->store->whole) return peri__fail(PERI_EUNSUPPORTED, "%s: cached tables have no dense gradients", function);
     int64_t n = tbe->total_elements + tbe->total_rows;
     peri_tensor *dense;

@@ -78,26 +78,34 @@ peri_status peri__batch_home(peri_sharded *e, const peri__routing *r, peri__rule
 
 /* -- both sides ---------------------------------------------------------------------------------------------------------------------- */
 
-/** The blocks of this rank's replicas, over the input. @next: by set, where its next block goes. */
-static void add_replicas(const peri_sharded *e, const peri__home *h, const peri__place *place, peri_k_tbe_block **next)
+/** The blocks of this rank's replicas, over the input. */
+static void add_replicas(const peri_sharded *e, const peri__home *h, const peri__place *place, peri__next_block *next)
 {
     const int64_t *first = h->rule.by_id ? h->first_ids : h->feature_first, *bags = h->rule.by_id ? h->feature_ids : h->feature_rows;
     for (int32_t k = 0; k < e->routes->n_replicas; k++) {
         const peri__replica *x = &e->routes->replicas[k];
-        *next[place[k].set]++ = (peri_k_tbe_block){.first_bag = first[x->feature], .bags = bags[x->feature],
-                                                   .out_offset = h->replica_offset[k], .out_stride = x->cols, .table = place[k].table,
-                                                   .feature = x->feature};
+        *next[place[k].set].line++ = x->piece;
+        *next[place[k].set].block++ = (peri_k_tbe_block){.first_bag = first[x->feature], .bags = bags[x->feature],
+                                                         .out_offset = h->replica_offset[k], .out_stride = x->cols,
+                                                         .table = place[k].table, .feature = x->feature};
     }
 }
 
 /** Room for the blocks of all sets. @next, @n: of sets; @next: where the first block of each goes. */
-static peri_status make_room(const peri_sharded *e, peri__batch_layout *l, int32_t lookups, peri_k_tbe_block **next, int64_t *n)
+static peri_status make_room(const peri_sharded *e, peri__batch_layout *l, int32_t lookups, peri__next_block *next, int64_t *n)
 {
+    int64_t all = 0;
     for (int32_t i = 0; i < lookups + e->routes->n_replicas; i++)
         if (e->lookup_place[i].set >= 0) n[e->lookup_place[i].set] += i < lookups ? e->world_size : 1;
+    for (int32_t g = 0; g < e->n_sets; g++) all += n[g];
+    l->lines = peri__alloc(sizeof *l->lines * (size_t)peri__max(1, e->n_sets) + sizeof **l->lines * (size_t)all);
+    if (!l->lines) return PERI_ENOMEM;
+    int32_t *line = (int32_t *)(l->lines + peri__max(1, e->n_sets));
     for (int32_t g = 0; g < e->n_sets; g++) {
         PERI_TRY(peri__tbe_blocks_room(e->sets[g].tbe, n[g], &l->blocks[g]));
-        next[g] = l->blocks[g]->block;
+        l->lines[g] = line;
+        line += n[g];
+        next[g] = (peri__next_block){l->blocks[g]->block, l->lines[g]};
     }
     return PERI_OK;
 }
@@ -107,10 +115,10 @@ static peri_status make_blocks(const peri_sharded *e, peri__batch_layout *l)
 {
     const peri__routes *r = e->routes;
     const int32_t lookups = r->rank_lookup[e->rank + 1] - r->rank_lookup[e->rank];
-    peri_k_tbe_block **next = peri__alloc_zero((sizeof *next + sizeof(int64_t)) * (size_t)e->n_sets);
+    peri__next_block *next = peri__alloc_zero((sizeof *next + sizeof(int64_t)) * (size_t)e->n_sets);
     if (!next) return PERI_ENOMEM;
     peri_status status = make_room(e, l, lookups, next, (int64_t *)(next + e->n_sets));
-    if (status >= 0) status = peri__owner_blocks(r, e->rank, l->owner, l->home->own_out + l->home->replica_out, e->lookup_place, next);
+    if (status >= 0) status = peri__owner_blocks(r, e->rank, l->owner, l->home, e->lookup_place, next);
     if (status >= 0) add_replicas(e, l->home, e->lookup_place + lookups, next);
     peri__free(next);
     for (int32_t g = 0; g < e->n_sets && status >= 0; g++) {
@@ -157,7 +165,8 @@ peri_status peri__batch_layout_new(peri_sharded *e, peri__home *home, const int6
     peri__refs_add(&home->refs);
     l->home = home;
     l->n_sets = e->n_sets;
-    l->blocks = peri__alloc_zero(sizeof *l->blocks * (size_t)peri__max(1, e->n_sets));
+    l->blocks = peri__alloc_zero(sizeof *l->blocks * 3 * (size_t)peri__max(1, e->n_sets));
+    for (int way = 0; way < 2 && l->blocks; way++) l->there[way] = l->blocks + (way + 1) * e->n_sets;
     peri_status status = l->blocks ? PERI_OK : PERI_ENOMEM;
     if (status >= 0) status = peri__owner_new(e->routes, e->rank, home->rule, counts, ids, &l->owner);
     if (status >= 0) status = make_legs(e, l);
@@ -175,8 +184,9 @@ peri_status peri__batch_layout_new(peri_sharded *e, peri__home *home, const int6
 void peri__batch_layout_release(peri__batch_layout *l)
 {
     if (!l || !peri__refs_drop(&l->refs)) return;
-    for (int32_t g = 0; l->blocks && g < l->n_sets; g++) peri_tbe_blocks_release(l->blocks[g]);
+    for (int32_t g = 0; l->blocks && g < 3 * l->n_sets; g++) peri_tbe_blocks_release(l->blocks[g]);
     peri__free(l->blocks);
+    peri__free(l->lines);
     for (int32_t lane = 0; lane < PERI__LANES; lane++) peri__legs_fini(l->legs[lane]);
     peri__owner_free(l->owner);
     peri__home_release(l->home);

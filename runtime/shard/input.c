@@ -159,7 +159,7 @@ static peri_status take_input(peri__input_dist *d, peri_kjt *kjt)
     want = want && !e->frozen;
     peri__routing_args a = {.kjt = kjt, .ctx = d, .check = check_words, .by_bag = e->any_mean ? e->kind->by_bag : NULL,
                             .keep_lengths = want && !e->exact, .by_id = e->kind->by_id,
-                            .keep_origins = e->kind->by_id && e->places_own && e->cuts_rows,
+                            .keep_origins = e->kind->by_id && e->cuts_rows && peri__immediate(e->device) && !e->exact && !e->two_rules,
                             .keep_places = e->two_rules || (want && e->exact) || e->returns_rows,
                             .agreement = {.hash = peri__identity_hash(e), .bytes = e->identity_bytes, .ctx = d, .text = identity_text,
                                           .differ = differ}};

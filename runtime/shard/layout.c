@@ -47,14 +47,13 @@ static int32_t place_rank(const peri__routes *r, const peri__home *h, int32_t ra
 }
 
 /** Where the rows of each lookup lie on this rank: those of its own in the own buffer, others among what comes back. Fills in what the
- *  home says of sizes. @at new. */
-static peri_status place_lookups(const peri__routes *r, peri__home *h, int32_t rank, int64_t **at)
+ *  home says of sizes. */
+static peri_status place_lookups(const peri__routes *r, peri__home *h)
 {
-    const int32_t world = r->world_size;
-    int64_t *place = peri__alloc(sizeof *place * (size_t)peri__max(1, r->rank_lookup[world]));
+    const int32_t world = r->world_size, rank = h->rank;
+    h->at = peri__alloc(sizeof *h->at * (size_t)peri__max(1, r->rank_lookup[world]));
     int32_t *next = peri__alloc(sizeof *next * (size_t)world); /* by rank: its first lookup that has no place yet */
-    if (!place || !next) {
-        peri__free(place);
+    if (!h->at || !next) {
         peri__free(next);
         return PERI_ENOMEM;
     }
@@ -65,23 +64,35 @@ static peri_status place_lookups(const peri__routes *r, peri__home *h, int32_t r
             const int64_t before = h->received_out;
             const int32_t owner = owner_of(&r->nodes, lane, from, rank);
             int64_t *here = lane != PERI__NODE_LANE && owner == rank ? &h->own_out : &h->received_out;
-            if (owner >= 0) next[owner] = place_rank(r, h, rank, lane, owner, next[owner], here, place);
+            if (owner >= 0) next[owner] = place_rank(r, h, rank, lane, owner, next[owner], here, h->at);
             h->rank_out[lane * world + from] = h->received_out - before;
         }
         h->lane_out[lane] = h->received_out - begin;
     }
     peri__free(next);
-    h->own = peri__alloc(sizeof *h->own * (size_t)peri__max(1, r->rank_lookup[rank + 1] - r->rank_lookup[rank]));
-    for (int32_t k = r->rank_lookup[rank]; h->own && k < r->rank_lookup[rank + 1]; k++)
-        if (stays(&r->lookups[k], rank, rank)) h->own[h->n_own++] = (peri__own_rows){place[k], k};
-    *at = place;
-    return h->own ? PERI_OK : PERI_ENOMEM;
+    return PERI_OK;
 }
 
-peri_k_piece peri__home_piece(const peri__routes *r, const peri__home *h, int32_t rank, const int64_t *at, peri__piece piece)
+peri_status peri__travelling_new(const peri__routes *r, int32_t rank, peri__travelling *out)
 {
-    if (piece.rank < 0) return (peri_k_piece){.own = true, .offset = h->replica_offset[piece.lookup]};
-    return (peri_k_piece){.own = stays(&r->lookups[piece.lookup], piece.rank, rank), .offset = at[piece.lookup]};
+    *out = (peri__travelling){.pieces = peri__alloc(sizeof *out->pieces * (size_t)peri__max(1, r->n_pieces)), .covered = UINT32_MAX};
+    if (!out->pieces) return PERI_ENOMEM;
+    for (int32_t lane = 0; lane < PERI__LANES; lane++)
+        for (int32_t from = 0; from < r->world_size; from++) {
+            const int32_t owner = owner_of(&r->nodes, lane, from, rank);
+            for (int32_t k = owner < 0 ? 0 : r->rank_lookup[owner]; owner >= 0 && k < r->rank_lookup[owner + 1]; k++) {
+                const peri__lookup *s = &r->lookups[k];
+                if (s->lane != lane || stays(s, owner, rank)) continue;
+                if (s->piece < 0) out->covered &= ~(1u << lane);
+                else out->pieces[out->n++] = s->piece;
+            }
+        }
+    return PERI_OK;
+}
+
+static int64_t replica_rows(const peri__home *h, const peri__replica *x)
+{
+    return (h->rule.by_id ? h->feature_ids : h->feature_rows)[x->feature];
 }
 
 /** Replicas' rows lie behind those of the own lookups. */
@@ -89,27 +100,85 @@ static void place_replicas(const peri__routes *r, peri__home *h)
 {
     for (int32_t i = 0; i < r->n_replicas; i++) {
         h->replica_offset[i] = h->own_out + h->replica_out;
-        h->replica_out += r->replicas[i].cols * (h->rule.by_id ? h->feature_ids : h->feature_rows)[r->replicas[i].feature];
+        h->replica_out += r->replicas[i].cols * replica_rows(h, &r->replicas[i]);
     }
 }
 
-peri_k_rows peri__home_rows(const peri__routes *r, peri__home *h, int32_t rank, const int64_t *at, const peri__output *o, int32_t copy)
+/** By which ids of its feature went to piece @p. */
+static const peri__partition *piece_partition(const peri__routes *r, int32_t p)
 {
-    const int32_t first = o->first_piece + (copy < 0 ? 0 : copy), n = copy < 0 ? o->n_pieces : 1;
-    const peri__piece *from = &r->pieces[first];
-    int32_t partition = from->rank < 0 ? r->replicas[from->lookup].partition : r->strands[r->lookups[from->lookup].strand].partition;
-    for (int32_t p = first; p < first + n; p++) {
-        peri_k_piece piece = peri__home_piece(r, h, rank, at, r->pieces[p]);
-        if (r->pieces[p].rank >= 0) { /* places count the ids of the whole wire */
-            const int32_t strand = r->lookups[r->pieces[p].lookup].strand;
-            piece.first = h->strand_first[strand];
-            piece.n = h->strand_ids[strand];
-            piece.offset -= piece.first * o->cols;
-        }
-        memcpy(h->up.host + h->pieces + (int64_t)sizeof piece * p, &piece, sizeof piece);
+    const peri__piece *from = &r->pieces[p];
+    return from->rank < 0 ? &r->partitions[r->replicas[from->lookup].partition] : partition_of(r, &r->lookups[from->lookup]);
+}
+
+/** What of a line says where its rows are in a buffer. */
+static peri__line line_of(const peri__home *h, int32_t p)
+{
+    const peri__piece *from = &h->routes->pieces[p];
+    if (from->rank < 0) {
+        const peri__replica *replica = &h->routes->replicas[from->lookup];
+        return (peri__line){.space = PERI__REPLICA_ROWS, .n = replica_rows(h, replica), .at = h->replica_offset[from->lookup],
+                            .divisor = h->divisor[replica->table]};
     }
+    const peri__lookup *s = &h->routes->lookups[from->lookup];
+    const bool own = stays(s, from->rank, h->rank), by_id = peri__rows_by_id(h->rule, partition_of(h->routes, s));
+    return (peri__line){.space = own ? PERI__OWN_ROWS : s->lane, .n = rows_of(h->routes, h, s, from->rank, h->rank),
+                        .at = h->at[from->lookup], .first = by_id ? h->strand_first[s->strand] : 0,
+                        .divisor = (own ? h->divisor : h->sent_divisor)[s->table]};
+}
+
+peri__line peri__home_line(const peri__home *h, int32_t p)
+{
+    const int32_t output = h->routes->pieces[p].output;
+    const peri__output *o = &h->routes->outputs[output];
+    const peri__partition *partition = piece_partition(h->routes, p);
+    const bool copied = h->rule.to_homes && partition->copied; /* of copies, that of this rank */
+    peri__line x = line_of(h, p);
+    x.feature = o->feature;
+    x.cols = o->cols;
+    x.column = o->column;
+    if (copied && p != o->first_piece + h->rank) x.space = -1;
+    if (h->ends) {
+        const peri__end *end = &h->ends[output];
+        x.column = o->column % h->cols;
+        x.row = end->row;
+        x.to = end->to;
+        x.result = end->result;
+        x.alone = end->alone;
+        x.cut = end->cut;
+    } else {
+        x.pooled = peri__rows_by_id(h->rule, partition);
+        x.alone = !x.pooled && (copied || o->n_pieces == 1);
+    }
+    return x;
+}
+
+void peri__home_piece(const peri__laying *x, int32_t p, bool alone)
+{
+    peri__home *h = x->home;
+    const peri__line line = line_of(h, p);
+    const int64_t cols = x->routes->outputs[x->routes->pieces[p].output].cols;
+    const peri_k_piece piece = {.offset = line.at - line.first * cols, .own = line.space >= PERI__OWN_ROWS, .first = line.first,
+                                .n = line.n};
+    *(alone ? &h->alone : &h->shared) |= 1u << line.space;
+    memcpy(h->up.host + h->pieces + (int64_t)sizeof piece * p, &piece, sizeof piece);
+}
+
+peri_k_rows peri__home_rows(const peri__laying *x, const peri__output *o, int32_t copy, bool alone)
+{
+    const peri__home *h = x->home;
+    const int32_t first = o->first_piece + (copy < 0 ? 0 : copy), n = copy < 0 ? o->n_pieces : 1;
+    const int32_t partition = (int32_t)(piece_partition(x->routes, first) - x->routes->partitions);
+    for (int32_t p = first; p < first + n; p++) peri__home_piece(x, p, alone);
     return (peri_k_rows){.ids = h->feature_ids[o->feature], .cols = o->cols, .first_id = h->first_ids[o->feature],
                          .place_first = h->partition_first[partition], .first_piece = first, .partition = partition};
+}
+
+bool peri__home_all(const peri__laying *x, const peri__output *o)
+{
+    const peri__piece *piece = &x->routes->pieces[o->first_piece];
+    if (o->n_pieces != 1 || piece->rank < 0) return o->n_pieces == 1;
+    return x->home->strand_ids[x->routes->lookups[piece->lookup].strand] == x->home->feature_ids[o->feature];
 }
 
 /** Where ids begin: those of each strand on the wire, those of each partition among the places. */
@@ -161,46 +230,52 @@ bool peri__home_fits(const peri__routes *r, const peri__home *h, const peri__hom
 
 peri_status peri__home_new(const peri__routes *r, int32_t rank, const peri__home_args *a, peri__lay_out lay_out, peri__home **out)
 {
-    int64_t *at = NULL;
     peri__home *h = peri__alloc_zero(sizeof *h);
     if (!h) return PERI_ENOMEM;
     peri__refs_init(&h->refs);
     peri__refs_add(&a->outbound->refs);
     h->outbound = a->outbound;
+    h->routes = r;
+    h->rank = rank;
+    h->divisor = a->divisor;
+    h->sent_divisor = a->sent_divisor;
+    h->cols = a->cols;
     h->rule = a->rule;
     h->rows = a->rows;
     h->variable = a->inverse != NULL;
+    h->up.keeps_host = true;
     h->rank_out = peri__alloc(sizeof *h->rank_out * PERI__LANES * (size_t)r->world_size);
     h->replica_offset = peri__alloc(sizeof *h->replica_offset * (size_t)peri__max(1, r->n_replicas));
-    h->replica_column = peri__alloc(sizeof *h->replica_column * (size_t)peri__max(1, r->n_replicas));
-    for (int32_t i = 0; i < r->n_replicas && h->replica_column; i++) h->replica_column[i] = -1;
-    peri_status status = h->rank_out && h->replica_offset && h->replica_column ? PERI_OK : PERI_ENOMEM;
-    if (status < 0) goto out;
-    PERI_TRY_GOTO(take_features(r, h, a), out);
-    PERI_TRY_GOTO(place_lookups(r, h, rank, &at), out);
-    place_replicas(r, h);
-    PERI_TRY_GOTO(lay_out(r, h, rank, at, a), out);
-    PERI_TRY_GOTO(peri__upload_send(&h->up), out);
-    *out = h;
-out:
-    peri__free(at);
+    peri_status status = h->rank_out && h->replica_offset ? PERI_OK : PERI_ENOMEM;
+    if (status >= 0) status = take_features(r, h, a);
+    if (status >= 0) status = place_lookups(r, h);
+    if (status >= 0) place_replicas(r, h);
+    if (status >= 0) status = lay_out(&(peri__laying){.routes = r, .home = h, .args = a});
+    if (status >= 0) status = peri__upload_send(&h->up);
     if (status < 0) peri__home_release(h);
+    else *out = h;
     return status;
+}
+
+void peri__left_free(peri__left *left)
+{
+    if (left) peri__upload_fini(&left->up);
+    peri__free(left);
 }
 
 void peri__home_release(peri__home *h)
 {
     if (!h || !peri__refs_drop(&h->refs)) return;
+    for (int i = 0; i < 2; i++) peri__left_free(h->left[i]);
     peri__upload_fini(&h->up);
     peri__outbound_release(h->outbound);
     peri__free(h->feature_inverse);
     peri__free(h->strand_ids);
     peri__free(h->rank_out);
     peri__free(h->replica_offset);
-    peri__free(h->own);
-    peri__free(h->wanted);
+    peri__free(h->at);
+    peri__free(h->ends);
     peri__free(h->whole);
-    peri__free(h->replica_column);
     peri__free(h->output_feature);
     peri__free(h);
 }
@@ -259,7 +334,7 @@ static void enter_source(const peri__owner *o, int64_t strands, source_place *x)
 
 /** The blocks of one rank's bags. */
 static void add_blocks(const peri__routes *r, int32_t rank, const peri__owner *o, const peri__place *place, source_place *x,
-                       peri_k_tbe_block **next)
+                       peri__next_block *next)
 {
     const peri__lookup *lookups = r->lookups + r->rank_lookup[rank];
     const int32_t n = r->rank_lookup[rank + 1] - r->rank_lookup[rank];
@@ -270,8 +345,9 @@ static void add_blocks(const peri__routes *r, int32_t rank, const peri__owner *o
         const int64_t offset = *here;
         *here += s->cols * rows;
         if (place[i].set < 0) continue; /* no rows: zeros in the sum */
-        *next[place[i].set]++ = (peri_k_tbe_block){.first_bag = begin[s->place], .bags = rows, .out_offset = offset, .out_stride = s->cols,
-                                                   .table = place[i].table, .feature = s->feature};
+        *next[place[i].set].line++ = stays(s, rank, x->source) ? s->piece : -1;
+        *next[place[i].set].block++ = (peri_k_tbe_block){.first_bag = begin[s->place], .bags = rows, .out_offset = offset,
+                                                         .out_stride = s->cols, .table = place[i].table, .feature = s->feature};
     }
 }
 
@@ -310,13 +386,13 @@ peri_status peri__owner_new(const peri__routes *r, int32_t rank, peri__rule rule
     return PERI_OK;
 }
 
-peri_status peri__owner_blocks(const peri__routes *r, int32_t rank, const peri__owner *o, int64_t own, const peri__place *place,
-                               peri_k_tbe_block **next)
+peri_status peri__owner_blocks(const peri__routes *r, int32_t rank, const peri__owner *o, const peri__home *home,
+                               const peri__place *place, peri__next_block *next)
 {
     const int64_t world = r->world_size, strands = peri__strands_of(r, rank);
     int64_t *first = peri__alloc(sizeof *first * (size_t)(2 * strands + world)), *sums = first + 2 * strands;
     if (!first) return PERI_ENOMEM;
-    source_place x = {.first = first, .first_id = first + strands, .at = {own}};
+    source_place x = {.first = first, .first_id = first + strands, .at = {home->own_out + home->replica_out}};
     for (int32_t lane = 1; lane < PERI__LANES; lane++) x.at[lane] = x.at[lane - 1] + o->lane_out[lane - 1];
     if (o->lane_out[PERI__NODE_LANE]) place_sums(r, rank, o, x.at[PERI__NODE_LANE], sums);
     for (; x.source < world; x.source++) {

@@ -40,26 +40,64 @@ typedef struct peri__home_args {
 } peri__home_args;
 
 typedef struct peri__home peri__home;
-/** Open the upload of a home and write its outputs for kernels. @at: by lookup, where its rows lie on this rank. */
-typedef peri_status (*peri__lay_out)(const peri__routes *r, peri__home *h, int32_t rank, const int64_t *at, const peri__home_args *a);
 
-/** A lookup of this rank whose rows stay here. */
-typedef struct peri__own_rows {
-    int64_t offset; /* of its rows in the own buffer */
-    int32_t lookup;
-} peri__own_rows;
+/** What a home is laid out from. Everything is borrowed. */
+typedef struct peri__laying {
+    const peri__routes *routes;
+    peri__home *home;
+    const peri__home_args *args;
+} peri__laying;
 
-/** Where the rows of an output are wanted: from this row on of the results that are put together (-1: they are not), as which result. */
-typedef struct peri__wanted_rows {
-    int64_t joined;
+/** Open the upload of a home, and write its outputs for kernels. */
+typedef peri_status (*peri__lay_out)(const peri__laying *x);
+
+/** The spaces that rows of a batch lie in: a lane each for those of other ranks; this rank's own lookups; its replicas. */
+enum { PERI__OWN_ROWS = PERI__LANES, PERI__REPLICA_ROWS, PERI__SPACES };
+
+/** Where the rows of an output are in the results, which have a row for each id. */
+typedef struct peri__end {
+    int64_t row, to; /* as in peri__line */
     int32_t result;
-} peri__wanted_rows;
+    bool alone, cut;
+} peri__end;
+
+/** One line of a home's list of rows: those that one lookup has for one block of columns. Row i of `n` lies at element `at` + i * cols of
+ *  the space's buffer. In the results it is (or is added to) columns [column, column + cols) of one row:
+ *
+ *      results have a row for each sample              row + i, or of a variable batch any sample that has bag i (repeats.c)
+ *      results have a row for each id                  row + i, or if `cut`  row + origins[first + i] (peri__routing.origins)
+ *
+ *  rows.c says who takes rows from one place to the other: the lookup, the transport, or a copy through the buffer. */
+typedef struct peri__line {
+    int32_t space;   /* -1: this home has no such rows */
+    int32_t feature; /* whose bags or ids they are */
+    int32_t result;  /* whose rows they are */
+    bool alone;      /* the results that are put together have these rows as they are: nothing is added to them */
+    bool pooled;     /* rows of ids that are pooled here: they are columns of no result */
+    bool cut;        /* rows of some ids of the feature */
+    int64_t at, n, cols, first;
+    int64_t row;     /* of the gradients of all results, one behind the other */
+    int64_t to;      /* alone: as `row`, of the results that are put together */
+    int64_t column;
+    double divisor;  /* of their gradient */
+} peri__line;
+
+/** What is left of a home's outputs if the rows of some spaces need no copy, as arrays for kernels: made once for a batch like the last. */
+typedef struct peri__left {
+    uint32_t spaces;  /* bits of the spaces that need none */
+    peri__upload up;
+    int64_t outputs, bags; /* offsets in `up`: peri_k_output, and the number of bags of each */
+    int32_t n;
+} peri__left;
+
+/** NULL is fine. */
+void peri__left_free(peri__left *left);
 
 /** What this rank gets back. */
 struct peri__home {
     peri__refs refs;
     peri__outbound *outbound; /* of the ids; retained */
-    peri__upload up;
+    peri__upload up;     /* it keeps the host side */
     int64_t *feature_inverse; /* host, n_features: first entry in the inverse indices; NULL: no variable batch */
     const int64_t *feature_rows, *feature_first; /* host, n_features: rows of each (a bag, or an id, each), and the first one's place among
                                                     the bags, or ids, of the input */
@@ -72,9 +110,13 @@ struct peri__home {
                            they come from the gateways of all nodes */
     int64_t lane_out[PERI__LANES]; /* their sums */
     int64_t own_out;     /* elements of this rank's own lookups, without those of the node lane */
-    peri__own_rows *own; /* host, n_own: these lookups, by their offset */
-    int32_t n_own;
-    peri__wanted_rows *wanted; /* host, by output of the routes, where results have a row for each id; else NULL */
+    const peri__routes *routes; /* borrowed, as are the divisors */
+    const double *divisor, *sent_divisor;
+    int32_t rank;
+    int64_t cols;        /* of a row of the results */
+    int64_t *at;         /* host, by lookup of the routes: the element of its buffer where its rows begin on this rank */
+    peri__end *ends;     /* host, by output of the routes, where results have a row for each id; else NULL */
+    uint32_t alone, shared; /* bits of spaces: some line is alone; some is not */
     int64_t replica_out; /* elements of its replicas; they lie behind its own lookups' */
     int64_t received_out; /* elements that come back: lane after lane, in each rank after rank */
     int64_t *replica_offset; /* host, n_replicas: of each replica's rows in the own buffer */
@@ -85,8 +127,7 @@ struct peri__home {
     peri_k_piece *whole; /* host, by result: where its rows lie as they are to be; offset < 0: they do not; NULL: none do */
     int64_t joined_rows; /* of the other results, which are put together */
     int32_t n_joined;    /* their outputs */
-    int64_t *replica_column; /* host, n_replicas: the column of the result that its rows may be written to; -1: they have to be moved */
-    int32_t n_moved;     /* outputs that are of no such replica; they come first */
+    peri__left *left[2]; /* by direction: outputs that are left to be copied; the last one that was asked for, or NULL */
     int32_t *output_feature; /* host, n_outputs, where rows are of bags: the feature of each; else NULL */
     /* Offsets in `up`: */
     int64_t outputs, pieces, joined, output_bags, pools, bag_outputs, bag_pieces, bag_numbers;
@@ -97,12 +138,25 @@ struct peri__home {
 peri_status peri__home_new(const peri__routes *r, int32_t rank, const peri__home_args *args, peri__lay_out lay_out, peri__home **out);
 /** Whether a home is what peri__home_new would make for @args. */
 bool peri__home_fits(const peri__routes *r, const peri__home *home, const peri__home_args *args);
-/** What becomes of a piece of an output: its place for kernels. @at: as in peri__lay_out. */
-peri_k_piece peri__home_piece(const peri__routes *r, const peri__home *h, int32_t rank, const int64_t *at, peri__piece piece);
-/** Where rows of ids are for kernels: the ids of output @o and, from @first_piece on in the list of pieces, whence they come. Of a copy:
- *  piece @copy. */
-peri_k_rows peri__home_rows(const peri__routes *r, peri__home *h, int32_t rank, const int64_t *at, const peri__output *o, int32_t copy);
+/** Line @p of the list of rows: those of piece @p of the routes. */
+peri__line peri__home_line(const peri__home *h, int32_t p);
+/** Write piece @p of the routes for kernels. @alone: as in peri__line. */
+void peri__home_piece(const peri__laying *x, int32_t p, bool alone);
+/** Where rows of ids are for kernels: the ids of output @o; of a copy: of its piece @copy, else -1. Writes their pieces. */
+peri_k_rows peri__home_rows(const peri__laying *x, const peri__output *o, int32_t copy, bool alone);
+/** Whether each id of the feature of output @o is in its one piece. */
+bool peri__home_all(const peri__laying *x, const peri__output *o);
 void peri__home_release(peri__home *home);
+
+/** The pieces of the routes whose rows travel to a rank, in the order in which its buffer has them; this does not depend on the batch. */
+typedef struct peri__travelling {
+    int32_t *pieces;
+    int32_t n;
+    uint32_t covered; /* bits of lanes: these are all that travel in it */
+} peri__travelling;
+
+/** @out->pieces new. */
+peri_status peri__travelling_new(const peri__routes *r, int32_t rank, peri__travelling *out);
 
 /** What this rank looks up for all ranks. */
 typedef struct peri__owner {
@@ -127,10 +181,16 @@ typedef struct peri__place {
     int32_t set, table; /* set -1: none */
 } peri__place;
 
-/** The blocks of an owner's lookups, by source rank, then lookup. @own: elements of the buffer before what others get. @place: where the
+/** Where the next block of a set goes, and the number of the line of its rows: -1, they stay in the buffer. */
+typedef struct peri__next_block {
+    peri_k_tbe_block *block;
+    int32_t *line;
+} peri__next_block;
+
+/** The blocks of an owner's lookups, by source rank, then lookup, for rows in a buffer that begins with those of @home. @place: where the
  *  lookups of @rank are looked up; @next: by set, where its next block goes, which moves on. */
-peri_status peri__owner_blocks(const peri__routes *r, int32_t rank, const peri__owner *owner, int64_t own, const peri__place *place,
-                               peri_k_tbe_block **next);
+peri_status peri__owner_blocks(const peri__routes *r, int32_t rank, const peri__owner *owner, const peri__home *home,
+                               const peri__place *place, peri__next_block *next);
 void peri__owner_free(peri__owner *owner);
 
 #endif

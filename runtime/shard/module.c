@@ -389,6 +389,8 @@ static peri_status cut_tables(peri_sharded *e, const peri_sharded_config *c)
     PERI_TRY(choose_parts(e, c));
     for (int32_t lane = 0; lane < PERI__LANES; lane++) e->ways[lane].n = 0;
     for (int32_t t = 0; t < c->n_tables; t++) open_way(e, &e->tables[t]);
+    for (int32_t lane = 0; lane < PERI__LANES; lane++)
+        if (e->ways[lane].n) e->lanes[e->n_lanes++] = lane;
     return PERI_OK;
 }
 
@@ -470,7 +472,7 @@ static peri_status sharded_new(const peri_sharded_config *c, peri_sharded **out)
     PERI_TRY_GOTO(cut_tables(e, c), out);
     PERI_TRY_GOTO(peri__routes_new(e->world_size, e->nodes, e->tables, e->n_tables, e->n_features, &e->routes), out);
     for (int32_t i = 0; i < e->routes->n_partitions; i++) e->cuts_rows = e->cuts_rows || e->routes->partitions[i].n_parts > 1;
-    e->places_own = peri__immediate(e->device) && !e->exact && !e->two_rules;
+    PERI_TRY_GOTO(peri__travelling_new(e->routes, e->rank, &e->travelling), out);
     PERI_TRY_GOTO(make_router(e, c->name), out);
     PERI_TRY_GOTO(take_rates(e, c), out);
     PERI_TRY_GOTO(peri__identity_new(e, c), out);
@@ -499,8 +501,8 @@ void peri_sharded_release(peri_sharded *e)
     peri__batches_free(e);
     peri__router_fini(&e->router);
     peri__routes_free(e->routes);
-    void *parts[] = {e->nodes, e->found_path, e->tables, e->features, e->scratch, e->divisor, e->mean, e->halvings, e->text,
-                     e->identity_text, e->rates, e->times, e->function,
+    void *parts[] = {e->nodes, e->travelling.pieces, e->found_path, e->tables, e->features, e->scratch, e->divisor, e->mean, e->halvings,
+                     e->text, e->identity_text, e->rates, e->times, e->function,
                      (void *)e->table_names,
                      (void *)e->feature_names};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) peri__free(parts[i]);

@@ -38,7 +38,9 @@ typedef struct peri__batch_layout {
     peri__home *home;
     peri__owner *owner;
     int32_t n_sets;
-    peri_tbe_blocks **blocks; /* by set */
+    peri_tbe_blocks **blocks; /* by set: their rows lie in the buffer of the owner */
+    int32_t **lines;          /* by set: of each block, the home's line of its rows, or -1 */
+    peri_tbe_blocks **there[2]; /* by direction and set, in the block of `blocks`: the same with rows in place (rows.c), or NULL */
     peri__leg legs[PERI__LANES][PERI__HOPS]; /* of the ways */
 } peri__batch_layout;
 
@@ -53,32 +55,10 @@ typedef struct peri__given {
     peri__repeats *repeats; /* of a variable batch some of whose rows may be where the results lie; else NULL */
     int64_t first_own, own_place, own_ids; /* ids that were received before this rank's own; where these are on its wire; how many */
     int64_t first_own_bag;  /* bags that were received before this rank's own */
-    peri_tensor *own_bags;  /* peri__repeats_own of the direction that rows go in, or NULL */
+    peri_tensor *own_bags;  /* peri__repeats_own, or NULL */
 } peri__given;
 
-/** Rows that need not be moved between the buffers and the results: they were written, or will be read, where those lie. */
-enum { PERI__REPLICAS_THERE = 1, PERI__OWN_THERE = 2 };
-
-typedef struct peri__direct peri__direct;
-
-/** The ends of rows that travel without a buffer at home. */
-typedef struct peri__direct_ends {
-    peri_tensor *const *to; /* the results that are put together, one tensor; gradients: of all results, or (apart) of each. All are
-                               contiguous f32 */
-    bool apart;
-    peri_tensor *received;  /* the buffer of rows that are moved all the same; gradients: NULL */
-} peri__direct_ends;
-
-/** What takes the rows of other ranks to where they belong (@back: fills what leaves from the gradients) as they travel (direct.c). *out
- *  NULL: nothing can. It keeps all that it needs. */
-peri_status peri__direct_new(const peri_sharded *e, const peri__home *h, const peri__given *given, const peri__direct_ends *ends, bool back,
-                             peri__direct **out);
-/** NULL is fine, here and below. */
-void peri__direct_release(peri__direct *direct);
-/** The functions of a lane; NULL: its rows go through the buffer. Of rows of ids: of all lanes, or of none. */
-const peri__transfer_direct *peri__direct_lane(const peri__direct *direct, int32_t lane);
-/** Whether it moves the rows of a piece. */
-bool peri__direct_has(const peri__direct *direct, const peri_k_piece *piece);
+typedef struct peri__rows peri__rows; /* one direction of a batch (rows.h) */
 
 /** A kind of module: its stages. */
 typedef struct peri__kind {
@@ -87,62 +67,15 @@ typedef struct peri__kind {
     peri__lay_out lay_out;
     /* Before the ids leave: what else the owner of each bag needs to know, as peri__routing_args.by_bag. */
     peri_status (*by_bag)(const peri__routing *routing, peri_tensor *out);
-    /* Once rows are back: the results @out (f32) that are put together, of what this rank looked up for itself and what it received;
-     * @there: PERI__*_THERE (replicas: those that could be, peri__home.replica_column); @direct: what it has moved is there too. */
-    peri_status (*combine)(const peri_sharded *e, const peri__home *h, const peri__given *given, peri_tensor *own, peri_tensor *received,
-                           int there, const peri__direct *direct, peri_tensor *out);
-    /* Its adjoint: the gradient of the results to that of the rows, which is divided on its way (peri__home.divisor). */
-    peri_status (*spread)(const peri_sharded *e, const peri__home *h, const peri__given *given, peri_tensor *grad, peri_tensor *own,
-                          peri_tensor *sent, int there, const peri__direct *direct);
-    /* The same, from gradients that lie apart: contiguous f32, one for each result, on an immediate device. NULL: they are joined. */
-    peri_status (*spread_parts)(const peri_sharded *e, const peri__home *h, const peri__given *given, peri_tensor *const *grad,
-                                peri_tensor *own, peri_tensor *sent, int there, const peri__direct *direct);
+    /* What of the outputs goes through the buffers, if some spaces' rows do not (peri__rows_left). */
+    peri_status (*list)(const peri__rows *rows, peri__left *left);
+    /* Once rows are back: what goes through the buffers to the results that are put together. */
+    peri_status (*combine)(const peri__rows *rows);
+    /* Its adjoint: the gradient of the results to that of the rows, which is divided on its way (peri__line.divisor). */
+    peri_status (*spread)(const peri__rows *rows);
 } peri__kind;
 
 extern const peri__kind peri__pooled, peri__sequence;
-
-/** The gradient of the ids' weights, of results that @h (all rows by id) pooled here of @own and @received: f32 [ids]. @out new. */
-peri_status peri__pooled_weights(const peri_sharded *e, const peri__home *h, const peri__given *given, peri_tensor *grad, peri_tensor *own,
-                                 peri_tensor *received, peri_tensor **out);
-
-/** Replicas (replicas.c): whether the gradient of a set is added up over the ranks here, and that: @flat becomes the mean. */
-bool peri__replicas_reduced(const peri__table_set *set);
-peri_status peri__replicas_reduce(const peri_sharded *e, const peri__table_set *set, peri_tensor *flat, peri_work **out);
-/** Make the lookups (by set) of all replicas write where the results want their rows; *placed false: they cannot. With a variable batch
- *  @given->repeats is wanted: what repeats is to be copied (peri__repeats_copy), and results need room for a row more, which nobody reads.
- *  Until peri__replicas_unplace, which is for any lookups. */
-peri_status peri__replicas_place(const peri_sharded *e, const peri__home *h, const peri__given *given, peri_tbe_batch *const *looks,
-                                 bool *placed);
-/** Make them read their gradients where @grad (contiguous f32, one for each result) lie. *first: what their updates take for the
- *  gradient, borrowed; NULL: they cannot. */
-peri_status peri__replicas_place_back(const peri_sharded *e, const peri__home *h, const peri__given *given, peri_tbe_batch *const *looks,
-                                      peri_tensor *const *grad, peri_tensor **first);
-void peri__replicas_unplace(const peri_sharded *e, peri_tbe_batch *const *looks);
-
-/** Which samples of a variable batch have a bag that one before them has too. @e, @h and @inverse live as long. *out new, NULL: there are
- *  more samples than are counted. */
-peri_status peri__repeats_new(const peri_sharded *e, const peri__home *h, const peri_tensor *inverse, peri__repeats **out);
-void peri__repeats_free(peri__repeats *repeats);
-/** Before @look, of replicas, is placed: a bag's row is that of its first sample, in the result, or behind its last row if it has none; its
- *  gradient, after peri__repeats_add_up, in a row of the result's gradient or of the sums. */
-void peri__repeats_place(const peri__repeats *repeats, peri_tbe_batch *look);
-/** Copy rows in the one result from the first sample of each bag to the others. @there: by output of the home, for which. */
-void peri__repeats_copy(peri__repeats *repeats, const bool *there, peri_tensor *rows);
-/** Add the gradients of bags up that several samples have. Once. */
-peri_status peri__repeats_add_up(peri__repeats *repeats, peri_tensor *grad);
-/** Then: the sums, borrowed; NULL: they lie too far from @grad. *past: one past the last row that a bag may have. */
-peri_tensor *peri__repeats_sums(const peri__repeats *repeats, int64_t *past);
-/** i32, borrowed, by bag of the input: its row, as in peri__repeats_place. */
-peri_tensor *peri__repeats_places(const peri__repeats *repeats);
-/** The same by bag that this rank receives from itself. @out new. */
-peri_status peri__repeats_own(const peri__repeats *repeats, peri_tensor **out);
-
-/** Own rows (placed.c): make the lookups (by set) of all but replicas write own rows to the results @to[0], or (@back) read them in the
- *  gradients @to, by result; all other rows stay in @buffer. All are contiguous f32. *first: what the lookups then take for either,
- *  borrowed; NULL: they cannot. Until peri__own_unplace, which is for any lookups, NULL too. */
-peri_status peri__own_place(const peri_sharded *e, const peri__batch_layout *layout, peri__given *given, peri_tbe_batch *const *looks,
-                            bool back, peri_tensor *buffer, peri_tensor *const *to, peri_tensor **first);
-void peri__own_unplace(const peri_sharded *e, peri_tbe_batch *const *looks);
 
 typedef struct peri__managed peri__managed; /* a table of raw ids (managed.c) */
 
@@ -167,7 +100,6 @@ struct peri_sharded {
     bool weighted, any_mean; /* any_mean: some shards are of a MEAN table */
     bool exact;     /* some fused table wants sums that do not depend on the plan (fused_params.exact) */
     bool two_rules; /* rows home are others than gradients to owners: see peri__rule */
-    bool places_own; /* own rows may be placed (placed.c) */
     bool cuts_rows;  /* ids of some feature go to several ranks */
     bool *mean;     /* n_tables: pooled by the mean */
     int32_t *halvings; /* n_tables: how often the sums of its gradients are halved by the update, instead of divided before */
@@ -190,10 +122,12 @@ struct peri_sharded {
     int32_t *nodes;     /* world_size: the node of each rank */
     peri_group *node_group; /* the ranks of this rank's node; borrowed from `group` */
     int32_t parts;     /* of the tables whose rows are exchanged, 1 or more */
+    int32_t n_lanes, lanes[PERI__LANES]; /* those that rows of some table travel in */
     peri__way ways[PERI__LANES]; /* of rows: an exchange each; in the node lane a sum within the node before, if there are several nodes */
     peri__route_table *tables; /* n_tables */
     int32_t *features;  /* backing of tables[].features */
     peri__routes *routes;
+    peri__travelling travelling; /* to this rank */
     peri__router router;
     peri__table_set *sets;
     peri_local_shard *local; /* n_local */

@@ -34,7 +34,7 @@ peri_status peri__upload_send(peri__upload *up)
     peri_device *device = peri__device(up->device);
     if (up->host != peri__data(up->device))
         PERI_TRY(peri__copy(device, peri__data(up->device), up->host, up->bytes, PERI_COPY_H2D));
-    drop_host(up);
+    if (!up->keeps_host) drop_host(up);
     return PERI_OK;
 }
 

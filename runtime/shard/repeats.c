@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * repeats.c: rows that are written where the results want them (replicas.c, placed.c, direct.c) in a variable batch, where several samples
- * may have the same bag. Its row is written where the first of them wants it, and copied to the others; its gradient is read there if no
- * other has it, and else a sum that is made beside. So only what repeats is moved twice: through the buffers it would be everything.
+ * repeats.c: rows that are in place (rows.h) in a variable batch, where several samples may have the same bag. Its row is written where the
+ * first of them wants it, and copied to the others; its gradient is read there if no other has it, and else a sum that is made beside. So
+ * only what repeats is moved twice: through the buffers it would be everything.
  *
  * Sums stand in rows as wide as the gradient's, so that one number says where a bag's gradient is: a row of the one or of the other.
  */
-#include "module.h"
+#include "rows.h"
 
 /** A sample whose bag another one before it has too. */
 typedef struct repeat {
@@ -20,14 +20,14 @@ struct peri__repeats {
     const peri_sharded *e;
     const peri__home *h;
     peri_tensor *places, *list; /* backing of what follows */
-    int32_t *place;  /* by bag of the input: see peri__repeats_place */
+    int32_t *place;  /* by bag of the input: see peri__repeats_places */
     repeat *repeats; /* of each feature from begin[feature] on */
     int64_t *begin, *n, *sums, *unused; /* by feature; repeats, sums, and bags that no sample has; backing: begin */
     int64_t n_bags;  /* of the input */
     const int64_t *inverse;
     peri_tensor *summed; /* room for the sums; NULL: there are none */
     int64_t past;        /* one past the last row that a bag's gradient may have, once there are sums; 0: they lie too far away */
-    const bool *there;   /* by output: for which rows are copied */
+    const peri__rows *rows; /* whose rows are copied */
     float *data;         /* of the result, or of its gradient */
     float *sum;          /* a row of zeros, then the sums */
 };
@@ -118,13 +118,6 @@ void peri__repeats_free(peri__repeats *r)
     peri__free(r);
 }
 
-void peri__repeats_place(const peri__repeats *r, peri_tbe_batch *look)
-{
-    look->places = r->place;
-    look->first_placed = 0;
-    look->n_placed = r->n_bags;
-}
-
 /* -- rows ------------------------------------------------------------------------------------------------------------------------------ */
 
 /** peri_range_fn: rows of outputs [from, to) to all samples that repeat. */
@@ -138,15 +131,17 @@ static void copy(void *ctx, int64_t from, int64_t to)
         const int32_t feature = r->h->output_feature[i];
         const repeat *first = r->repeats + r->begin[feature];
         float *column = r->data + x->column;
-        for (const repeat *k = first; r->there[i] && k < first + r->n[feature]; k++)
+        const peri__line line = peri__home_line(r->h, (int32_t)x->first_piece);
+        if (!peri__rows_in_place(r->rows, &line)) continue;
+        for (const repeat *k = first; k < first + r->n[feature]; k++)
             memcpy(column + k->sample * stride, column + k->first * stride, sizeof *column * (size_t)x->cols);
     }
 }
 
-void peri__repeats_copy(peri__repeats *r, const bool *there, peri_tensor *rows)
+void peri__repeats_copy(peri__repeats *r, const peri__rows *rows)
 {
-    r->data = peri__data(rows);
-    r->there = there;
+    r->data = peri__data(rows->ends[0]);
+    r->rows = rows;
     peri__parallel_for(r->h->n_outputs, 1, copy, r);
 }
 

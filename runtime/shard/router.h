@@ -15,8 +15,9 @@
 /** Several small arrays that the host writes and a device reads: each is given its place, then there is room for all, and once they are
  *  written they are sent. */
 typedef struct peri__upload {
-    char *host;          /* between open and send; where the host works in the device's memory, that itself */
+    char *host;          /* between open and send, or (keeps_host) to the end; where the host works in the device's memory, that itself */
     int64_t bytes;
+    bool keeps_host;
     peri_tensor *device; /* u8 */
 } peri__upload;
 

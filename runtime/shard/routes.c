@@ -203,9 +203,9 @@ static peri__piece find_piece(const peri__routes *r, int32_t table, int32_t shar
 {
     for (int32_t i = r->rank_lookup[rank]; i < r->rank_lookup[rank + 1]; i++) {
         const peri__lookup *s = &r->lookups[i];
-        if (s->table == table && s->shard == shard && s->feature == feature) return (peri__piece){rank, i};
+        if (s->table == table && s->shard == shard && s->feature == feature) return (peri__piece){.rank = rank, .lookup = i};
     }
-    return (peri__piece){-1, -1};
+    return (peri__piece){.rank = -1, .lookup = -1};
 }
 
 static peri_status add_piece(peri__routes *r, peri__output *out, peri__piece piece)
@@ -213,8 +213,9 @@ static peri_status add_piece(peri__routes *r, peri__output *out, peri__piece pie
     peri__piece *p = APPEND(r->pieces, r->n_pieces);
     if (!p) return PERI_ENOMEM;
     *p = piece;
+    p->output = (int32_t)(out - r->outputs);
     out->n_pieces++;
-    if (piece.rank >= 0) r->lookups[piece.lookup].output = (int32_t)(out - r->outputs);
+    *(piece.rank >= 0 ? &r->lookups[piece.lookup].piece : &r->replicas[piece.lookup].piece) = r->n_pieces - 1;
     return PERI_OK;
 }
 
@@ -237,7 +238,7 @@ static peri_status add_outputs(peri__routes *r, const peri__route_table *table, 
             int32_t p = partition_of(r, feature, t, table, (int64_t[]){0}, NULL, 0);
             if (p < 0) return p;
             *replica = (peri__replica){.table = t, .feature = feature, .partition = p, .cols = table->cols};
-            PERI_TRY(add_piece(r, out, (peri__piece){-1, r->n_replicas - 1}));
+            PERI_TRY(add_piece(r, out, (peri__piece){.rank = -1, .lookup = r->n_replicas - 1}));
         }
         for (int32_t k = 0; k < table->n_shards && s >= 0; k++) {
             const peri_shard *shard = &table->shards[k];
@@ -252,7 +253,7 @@ static peri_status add_outputs(peri__routes *r, const peri__route_table *table, 
 /** Lay out the output: feature after feature of each table, in the module's order. */
 static peri_status make_outputs(peri__routes *r, const peri__route_table *tables)
 {
-    for (int32_t i = 0; i < r->rank_lookup[r->world_size]; i++) r->lookups[i].output = -1;
+    for (int32_t i = 0; i < r->rank_lookup[r->world_size]; i++) r->lookups[i].piece = -1;
     for (int32_t t = 0; t < r->n_tables; t++)
         for (int32_t f = 0; f < tables[t].n_features; f++) {
             PERI_TRY(add_outputs(r, &tables[t], t, tables[t].features[f]));

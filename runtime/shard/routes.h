@@ -65,7 +65,7 @@ typedef struct peri__lookup {
     int32_t strand;         /* whose ids it looks up */
     int32_t place;          /* among the strands of its rank */
     int32_t lane;           /* that of the table */
-    int32_t output;         /* which its rows are of; -1: none, others stand for it */
+    int32_t piece;          /* its rows in an output; -1: none, others stand for it */
     int64_t cols;
 } peri__lookup;
 
@@ -78,13 +78,14 @@ typedef struct peri__output {
 
 /** A lookup of a rank, or (rank -1) a replica: its ids stay at home. Rows that were added up within a node: that of its first rank. */
 typedef struct peri__piece {
-    int32_t rank, lookup;
+    int32_t rank, lookup, output;
 } peri__piece;
 
 /** A data-parallel lookup, if it is not of copies. */
 typedef struct peri__replica {
     int32_t table, feature;
     int32_t partition; /* by which its ids are checked */
+    int32_t piece;
     int64_t cols;
 } peri__replica;
 

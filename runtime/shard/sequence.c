@@ -5,133 +5,147 @@
  * To an owner each id is a bag of its own. No row is added to another, so rows of tables that are cut by rows come back from the one rank
  * that has them: the router keeps where it put each id, and what returns lies in the same order.
  */
-#include "module.h"
+#include "rows.h"
 
 #include "../base/tune.h"
 
-/** Output @o, from row @row on, and from row @joined on if its rows are put together (else: -1); of a copy: piece @copy. */
-static void add_rows(const peri__routes *r, peri__home *h, int32_t rank, const int64_t *at, const peri__home_args *a, const peri__output *o,
-                     int64_t row, int64_t joined, int32_t copy)
+/** Output @o; of a copy: its piece @copy, else -1. */
+static void add_rows(const peri__laying *x, const peri__output *o, int32_t copy, const peri__end *end)
 {
-    peri_k_rows k = peri__home_rows(r, h, rank, at, o, copy);
-    k.column = o->column % a->cols;
-    k.divisor = a->divisor[o->table];
-    k.sent_divisor = a->sent_divisor[o->table];
-    k.row = row;
-    k.all = o->n_pieces == 1 && k.place_first >= 0 &&
-            h->strand_ids[r->lookups[r->pieces[o->first_piece].lookup].strand] == h->feature_ids[o->feature];
+    peri__home *h = x->home;
+    peri_k_rows k = peri__home_rows(x, o, copy, end->alone);
+    k.column = o->column % h->cols;
+    k.divisor = h->divisor[o->table];
+    k.sent_divisor = h->sent_divisor[o->table];
+    k.row = end->row;
+    k.all = k.place_first >= 0 && !end->cut;
     memcpy(h->up.host + h->outputs + (int64_t)sizeof k * h->n_outputs++, &k, sizeof k);
-    k.row = joined;
-    if (joined >= 0) memcpy(h->up.host + h->joined + (int64_t)sizeof k * h->n_joined++, &k, sizeof k);
+    k.row = end->to;
+    if (end->alone) memcpy(h->up.host + h->joined + (int64_t)sizeof k * h->n_joined++, &k, sizeof k);
 }
 
-/** Where the rows of @o lie, if that is as its result has them: all columns, from one owner, who was sent each id of the feature. Else an
- *  offset below 0. */
-static peri_k_piece whole_of(const peri__routes *r, const peri__home *h, int32_t rank, const int64_t *at, const peri__home_args *a,
-                             const peri__output *o)
+/** Add output @o. If its rows lie as its result has them (all columns, from one owner, who was sent each id of the feature), they are not
+ *  put together with others. */
+static void add(const peri__laying *x, const peri__output *o, peri__end *end)
 {
-    const peri__piece *piece = &r->pieces[o->first_piece];
-    bool whole = o->cols == a->cols && o->n_pieces == 1;
-    if (whole && piece->rank >= 0) whole = h->strand_ids[r->lookups[piece->lookup].strand] == h->feature_ids[o->feature];
-    return whole ? peri__home_piece(r, h, rank, at, *piece) : (peri_k_piece){.offset = -1};
+    const peri__routes *r = x->routes;
+    const peri__piece *first = &r->pieces[o->first_piece];
+    const peri__home *h = x->home;
+    const bool copied = first->rank >= 0 && r->partitions[r->strands[r->lookups[first->lookup].strand].partition].copied;
+    end->cut = !peri__home_all(x, o);
+    end->alone = o->cols < h->cols || end->cut;
+    if (!copied) add_rows(x, o, -1, end);
+    for (int32_t k = 0; copied && k < o->n_pieces; k++) /* home: those of this rank; to owners: all of them learn */
+        if (!h->rule.to_homes || k == h->rank) add_rows(x, o, k, end);
 }
 
-static peri_status lay_out(const peri__routes *r, peri__home *h, int32_t rank, const int64_t *at, const peri__home_args *a)
+static peri_status lay_out(const peri__laying *x)
 {
+    const peri__routes *r = x->routes;
+    peri__home *h = x->home;
     const int64_t most = peri__max(r->n_outputs, r->n_pieces);
-    int64_t row = 0;
-    int32_t result = 0;
+    peri__end end = {0};
     h->outputs = peri__upload_add(&h->up, (int64_t)sizeof(peri_k_rows) * most);
     h->joined = peri__upload_add(&h->up, (int64_t)sizeof(peri_k_rows) * most);
     h->pieces = peri__upload_add(&h->up, (int64_t)sizeof(peri_k_piece) * r->n_pieces);
-    PERI_TRY(peri__upload_open(&h->up, a->device));
+    PERI_TRY(peri__upload_open(&h->up, x->args->device));
     h->whole = peri__alloc(sizeof *h->whole * (size_t)peri__max(1, r->n_outputs));
-    h->wanted = peri__alloc(sizeof *h->wanted * (size_t)peri__max(1, r->n_outputs));
-    if (!h->whole || !h->wanted) return PERI_ENOMEM;
+    h->ends = peri__alloc(sizeof *h->ends * (size_t)peri__max(1, r->n_outputs));
+    if (!h->whole || !h->ends) return PERI_ENOMEM;
     for (int32_t i = 0; i < r->n_outputs; i++) {
         const peri__output *o = &r->outputs[i];
-        const peri__piece *first = &r->pieces[o->first_piece];
-        bool copied = first->rank >= 0 && r->partitions[r->strands[r->lookups[first->lookup].strand].partition].copied;
-        const peri_k_piece whole = whole_of(r, h, rank, at, a, o);
-        const int64_t joined = whole.offset < 0 ? h->joined_rows : -1;
-        h->wanted[i] = (peri__wanted_rows){joined, result};
-        if (!copied) add_rows(r, h, rank, at, a, o, row, joined, -1);
-        for (int32_t k = 0; copied && k < o->n_pieces; k++) /* home: those of this rank; to owners: all of them learn */
-            if (!h->rule.to_homes || k == rank) add_rows(r, h, rank, at, a, o, row, joined, k);
-        if (o->column % a->cols + o->cols < a->cols) continue;
-        h->whole[result++] = whole; /* that was the last block of columns of these rows */
-        row += h->feature_ids[o->feature];
-        if (whole.offset < 0) h->joined_rows += h->feature_ids[o->feature];
+        end.to = h->joined_rows;
+        add(x, o, &end);
+        h->ends[i] = end;
+        if (o->column % h->cols + o->cols < h->cols) continue;
+        const peri__line line = peri__home_line(h, o->first_piece); /* that was the last block of columns of these rows */
+        h->whole[end.result++] = (peri_k_piece){.own = line.space >= PERI__OWN_ROWS, .offset = end.alone ? -1 : line.at};
+        end.row += h->feature_ids[o->feature];
+        if (end.alone) h->joined_rows += h->feature_ids[o->feature];
     }
     return PERI_OK;
 }
 
-static peri_k_route_rows_args rows_args(const peri_sharded *e, const peri__home *h, const peri__given *given, peri_tensor *values,
-                                        peri_tensor *own, peri_tensor *received)
+/** @outputs: @n of the home's. */
+static peri_k_route_rows_args rows_args(const peri__rows *rows, const peri_k_rows *outputs, int32_t n)
 {
+    const peri_sharded *e = rows->e;
+    const peri__home *h = rows->layout->home;
+    const peri__given *given = rows->given;
     const int64_t past = peri__tune(PERI__TUNE_lookup_past);
-    return (peri_k_route_rows_args){.values = peri__data(values), .stride = e->cols, .received = peri__data(received),
-                                    .own = peri__data(own), .ids = peri__data(given->ids),
+    return (peri_k_route_rows_args){.values = peri__data(rows->ends[0]), .stride = e->cols, .received = peri__data(rows->away),
+                                    .own = peri__data(rows->own), .ids = peri__data(given->ids),
                                     .places = given->places ? peri__data(given->places) : NULL,
                                     .origins = given->origins ? peri__data(given->origins) : NULL,
                                     .partitions = peri__upload_at(&h->outbound->up, h->outbound->partitions),
                                     .bounds = peri__upload_at(&h->outbound->up, h->outbound->bounds),
-                                    .outputs = peri__upload_at(&h->up, h->outputs), .pieces = peri__upload_at(&h->up, h->pieces),
-                                    .n_outputs = h->n_outputs, .ids_i32 = given->ids->dtype == PERI_I32,
-                                    .past = past > 0 && h->rows * e->cols * (int64_t)sizeof(float) >= past};
+                                    .outputs = outputs, .pieces = peri__upload_at(&h->up, h->pieces),
+                                    .n_outputs = n, .ids_i32 = given->ids->dtype == PERI_I32,
+                                    .past = past > 0 && h->rows * e->cols * (int64_t)sizeof(float) >= past,
+                                    .placed = rows->in_place >> PERI__OWN_ROWS & 1,
+                                    .direct = (rows->in_place & PERI__ALL_LANES) != 0}; /* of rows of ids it is all lanes, or none */
 }
 
 enum { GRAIN = 256 }; /* rows */
 
-static peri_status combine(const peri_sharded *e, const peri__home *h, const peri__given *given, peri_tensor *own, peri_tensor *received,
-                           int there, const peri__direct *direct, peri_tensor *out)
+static peri_status combine(const peri__rows *rows)
 {
-    peri_k_route_rows_args args = rows_args(e, h, given, out, own, received); /* replicas' are whole results */
-    args.placed = there & PERI__OWN_THERE;
-    args.direct = direct;
-    args.outputs = peri__upload_at(&h->up, h->joined);
-    args.n_outputs = h->n_joined;
-    return h->n_joined ? PERI_LAUNCH(e->device, route_rows, &args, h->joined_rows, GRAIN) : PERI_OK;
+    const peri__home *h = rows->layout->home;
+    const peri_k_route_rows_args args = rows_args(rows, peri__upload_at(&h->up, h->joined), h->n_joined);
+    return h->n_joined ? PERI_LAUNCH(rows->e->device, route_rows, &args, h->joined_rows, GRAIN) : PERI_OK;
 }
 
-static peri_status spread(const peri_sharded *e, const peri__home *h, const peri__given *given, peri_tensor *grad, peri_tensor *own,
-                          peri_tensor *sent, int there, const peri__direct *direct)
+/** Outputs whose gradients go through the buffer: some of their rows do. */
+static peri_status list(const peri__rows *rows, peri__left *left)
 {
-    (void)there; /* one gradient of all results is never read in place */
-    peri_k_route_rows_args args = rows_args(e, h, given, grad, own, sent);
-    args.direct = direct;
-    return PERI_LAUNCH(e->device, route_rows_back, &args, h->rows, GRAIN);
-}
-
-static int64_t address(const peri_tensor *t) { return (int64_t)(uintptr_t)peri__data(t); }
-
-/** Each output's rows are those of one result; where that result's gradient lies goes into the output's first column. */
-static peri_status spread_parts(const peri_sharded *e, const peri__home *h, const peri__given *given, peri_tensor *const *grad,
-                                peri_tensor *own, peri_tensor *sent, int there, const peri__direct *direct)
-{
-    peri_k_route_rows_args args = rows_args(e, h, given, grad[0], own, sent);
-    args.placed = there & PERI__OWN_THERE;
-    args.direct = direct;
-    peri_k_rows *outputs = peri__alloc(sizeof *outputs * (size_t)peri__max(h->n_outputs, 1));
-    if (!outputs) return PERI_ENOMEM;
-    int64_t first = 0; /* row of result i */
-    int32_t i = 0, n = 0;
+    const peri_sharded *e = rows->e;
+    const peri__home *h = rows->layout->home;
+    const peri_k_rows *all = (const peri_k_rows *)(h->up.host + h->outputs);
+    left->outputs = peri__upload_add(&left->up, (int64_t)sizeof *all * h->n_outputs);
+    PERI_TRY(peri__upload_open(&left->up, e->device));
+    peri_k_rows *to = (peri_k_rows *)(left->up.host + left->outputs);
     for (int32_t o = 0; o < h->n_outputs; o++) {
-        peri_k_rows *k = &outputs[n];
-        *k = args.outputs[o];
-        if (k->ids == 0 || ((there & PERI__REPLICAS_THERE) && k->place_first < 0)) continue; /* ids of a replica are sent nowhere */
-        if (k->place_first >= 0 && args.placed && args.direct) continue;
-        if (k->all && (args.pieces[k->first_piece].own ? args.placed : args.direct)) continue;
-        for (; k->row >= first + h->feature_rows[e->result_feature[i]]; i++) first += h->feature_rows[e->result_feature[i]];
-        k->column += (address(grad[i]) - address(grad[0])) / (int64_t)sizeof(float) - first * e->cols;
-        n++;
+        const peri_k_rows *k = &all[o];
+        const int32_t first = (int32_t)k->first_piece, n = k->place_first < 0 || k->all ? 1 : e->routes->partitions[k->partition].n_parts;
+        bool any = false;
+        for (int32_t p = first; p < first + n && !any; p++) {
+            const peri__line line = peri__home_line(h, p);
+            any = line.n > 0 && !peri__rows_in_place(rows, &line);
+        }
+        if (any) to[left->n++] = *k;
     }
-    args.outputs = outputs;
-    args.n_outputs = n;
+    return peri__upload_send(&left->up);
+}
+
+/** Gradients lie apart, each output's rows in one: where that is goes into the output's first column. @outputs: @n of a list, copied. */
+static peri_status spread_apart(const peri__rows *rows, const peri_k_rows *outputs, int32_t n)
+{
+    const peri_sharded *e = rows->e;
+    const peri__home *h = rows->layout->home;
+    peri_k_rows *moved = peri__alloc(sizeof *moved * (size_t)peri__max(n, 1));
+    if (!moved) return PERI_ENOMEM;
+    memcpy(moved, outputs, sizeof *moved * (size_t)n);
+    for (int32_t o = 0; o < n; o++) {
+        const peri__end *end = &h->ends[e->routes->pieces[moved[o].first_piece].output];
+        moved[o].column += peri__rows_address(rows->ends[end->result]) - peri__rows_address(rows->ends[0]) - end->row * e->cols;
+    }
+    const peri_k_route_rows_args args = rows_args(rows, moved, n);
     peri_status status = n ? PERI_LAUNCH(e->device, route_rows_back, &args, h->rows, GRAIN) : PERI_OK;
-    peri__free(outputs);
+    peri__free(moved);
     return status;
 }
 
-const peri__kind peri__sequence = {.name = "EmbeddingCollection", .by_id = true, .lay_out = lay_out, .combine = combine, .spread = spread,
-                                   .spread_parts = spread_parts};
+static peri_status spread(const peri__rows *rows)
+{
+    const peri__home *h = rows->layout->home;
+    const peri__left *left;
+    PERI_TRY(peri__rows_left(rows, &left));
+    const peri_k_rows *outputs = peri__upload_at(left ? &left->up : &h->up, left ? left->outputs : h->outputs);
+    const int32_t n = left ? left->n : h->n_outputs;
+    if (rows->apart) return spread_apart(rows, outputs, n);
+    const peri_k_route_rows_args args = rows_args(rows, outputs, n);
+    return n ? PERI_LAUNCH(rows->e->device, route_rows_back, &args, h->rows, GRAIN) : PERI_OK;
+}
+
+const peri__kind peri__sequence = {.name = "EmbeddingCollection", .by_id = true, .lay_out = lay_out, .list = list, .combine = combine,
+                                   .spread = spread};

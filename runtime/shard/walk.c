@@ -15,6 +15,7 @@
  * On the tape a batch is a trip (comm/transfer.h). When its gradient sets out it is spread to the rows and posted; when it has come back
  * the shards are updated. A pass does all else in between, while the gradient travels.
  */
+#include "explain.h"
 #include "walk.h"
 
 #include "../base/between.h"
@@ -30,13 +31,10 @@ typedef struct batch {
     peri__given given;           /* retained */
     peri_tensor *home_weights;
     peri__weights_dist *weights_dist;                 /* NULL: the weights want no gradient */
-    peri_tensor *looked_up, *received;                /* the rows of the results, if the weights' gradient is made of them here */
+    peri__rows rows[2];          /* by direction; of the results: until these are taken, or the weights' gradient is made of them */
+    peri__journey *journeys[2];  /* by direction, and lane of the module: theirs */
     /* Backward: */
-    peri__journey gradient[PERI__LANES];
-    peri__direct *direct;        /* what fills it as it sets out, or NULL */
     int32_t back;                /* parts whose gradient is back, and done with */
-    peri_tensor *sent, *rows;    /* its buffers: on the home side, and the owner's */
-    peri_tensor **grad;          /* by result, and what updates take for their gradient: where own rows are read; NULL: not so */
     peri_tensor **replica_flat;  /* by set: gradients of fused replicas, being reduced */
     peri_work **replica_work;    /* by set */
 } batch;
@@ -45,12 +43,7 @@ typedef struct batch {
 typedef struct output_dist {
     peri_work base;
     batch *batch;
-    peri_tensor *buffer, *received;
-    peri_tensor *results;        /* f32, those that are put together; */
-    int there;                   /* of their rows: PERI__*_THERE */
     peri__input_dist *ids;       /* of the batch, while rows of its raw ids are asked for; retained */
-    peri__journey rows[PERI__LANES];
-    peri__direct *direct;        /* what takes them as they come, or NULL */
     peri__verdict *verdict;      /* whether all ranks could look up; NULL: errors of this rank end the group */
     bool failed;                 /* this rank could not: it sends whatever is there */
     bool in_flight;              /* maps of raw ids have learned from it, and nobody has its output */
@@ -61,12 +54,6 @@ typedef struct output_dist {
 
 static const peri__work_vtab output_vtab;
 static const peri__trip_vtab batch_vtab;
-
-/** Room for @n numbers of rows that travel. */
-static peri_status new_rows(const peri_sharded *e, int64_t n, peri_tensor **out)
-{
-    return peri__stage_tensor(e->group->comm, e->device, n, out);
-}
 
 /* -- a batch ----------------------------------------------------------------------------------------------------------------------- */
 
@@ -105,22 +92,19 @@ static peri_status look_of(peri__input_dist *d, int32_t direction, int32_t g)
     return peri_tbe_batch_new(set->tbe, &in, &d->looks[direction][g]);
 }
 
-/** The update is over: nothing is read where the results' gradients lie. */
-static void forget_gradients(batch *b)
+/** Give up the rows of a direction. */
+static void rows_drop(batch *b, int32_t direction)
 {
-    if (!b->grad) return;
-    peri__own_unplace(b->ebc, b->looks[PERI__TO_OWNERS]);
-    for (int32_t i = 0; i <= b->ebc->n_results; i++) peri_tensor_release(b->grad[i]);
-    peri__free(b->grad);
-    b->grad = NULL;
+    for (int32_t i = 0; i < b->ebc->n_lanes; i++) peri__journey_fini(&b->journeys[direction][i]);
+    peri__rows_unbind(&b->rows[direction]);
+    peri__rows_fini(&b->rows[direction]);
 }
 
 static void batch_fini(peri__trip *trip)
 {
     batch *b = (batch *)trip;
     int32_t n_sets = b->ebc->n_sets;
-    forget_gradients(b);
-    peri__direct_release(b->direct);
+    for (int32_t way = 0; way < 2; way++) rows_drop(b, way);
     for (int32_t g = 0; g < n_sets; g++) {
         if (b->replica_flat) peri_tensor_release(b->replica_flat[g]);
         if (b->replica_work) peri_work_release(b->replica_work[g]);
@@ -128,11 +112,10 @@ static void batch_fini(peri__trip *trip)
     peri__free(b->replica_flat);
     peri__free(b->replica_work);
     peri_tensor *tensors[] = {b->home_weights, b->given.inverse, b->given.ids, b->given.places, b->given.offsets, b->given.weights,
-                              b->given.origins, b->given.own_bags, b->looked_up, b->received, b->sent, b->rows};
+                              b->given.origins, b->given.own_bags};
     for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) peri_tensor_release(tensors[i]);
     peri__weights_dist_release(b->weights_dist);
     peri__repeats_free(b->given.repeats);
-    for (int32_t lane = 0; lane < PERI__LANES; lane++) peri__journey_fini(&b->gradient[lane]);
     for (int32_t way = 0; way < 2; way++) {
         peri__looks_free(b->looks[way], n_sets);
         peri__batch_layout_release(b->layouts[way]);
@@ -143,8 +126,10 @@ static void batch_fini(peri__trip *trip)
 
 static peri_status batch_new(peri__input_dist *d, batch **out)
 {
-    batch *b = peri__alloc_zero(sizeof *b);
+    const int32_t lanes = d->ebc->n_lanes;
+    batch *b = peri__alloc_zero(sizeof *b + sizeof **b->journeys * 2 * (size_t)lanes);
     if (!b) return PERI_ENOMEM;
+    for (int32_t way = 0; way < 2; way++) b->journeys[way] = (peri__journey *)(b + 1) + way * lanes;
     peri__trip_init(&b->trip, &batch_vtab, d->ebc->group);
     peri_sharded_retain(d->ebc);
     b->ebc = d->ebc;
@@ -182,33 +167,44 @@ static peri_status batch_new(peri__input_dist *d, batch **out)
 
 /* -- rows on their ways ------------------------------------------------------------------------------------------------------------ */
 
-/** Elements of the owner's buffer before those of others. */
-static int64_t own_of(const peri__batch_layout *l) { return l->home->own_out + l->home->replica_out; }
-
 /** Rows of lane @lane in the owner's buffer, or (@home) in that of the home. */
-static peri_status lane_of(const peri__batch_layout *l, peri_tensor *buffer, int32_t lane, bool home, peri_tensor **out)
+static peri_status lane_of(const peri__rows *r, int32_t lane, bool home, peri_tensor **out)
 {
-    const int64_t *n = home ? l->home->lane_out : l->owner->lane_out;
-    int64_t at = home ? 0 : own_of(l);
+    const peri__home *h = r->layout->home;
+    const int64_t *n = home ? h->lane_out : r->layout->owner->lane_out;
+    peri_tensor *buffer = home ? r->away : r->own;
+    int64_t at = home ? 0 : h->own_out + h->replica_out;
     for (int32_t before = 0; before < lane; before++) at += n[before];
     return peri__tensor_view(buffer, 1, &n[lane], NULL, buffer->offset + at, out);
 }
 
-/** Send what belongs to others in a part of an owner's buffer to the homes, or of a home's buffer to the owners. */
-static peri_status rows_start(const batch *b, int32_t part, peri_tensor *owner, peri_tensor *home, int32_t direction,
-                              const peri__direct *direct, peri__journey *journeys)
+/** Open the rows of a direction. */
+static peri_status rows_new(batch *b, int32_t direction)
 {
-    const peri__batch_layout *l = b->layouts[direction];
-    for (int32_t lane = 0; lane < PERI__LANES; lane++) {
-        const peri__way *way = &b->ebc->ways[lane];
+    peri__rows *r = &b->rows[direction];
+    r->e = b->ebc;
+    r->layout = b->layouts[direction];
+    r->given = &b->given;
+    r->looks = b->looks[direction];
+    r->back = direction == PERI__TO_OWNERS;
+    r->buffers_own = r->back && b->weights_dist;
+    return peri__rows_open(r);
+}
+
+/** Send what belongs to others in a part of the owner's buffer to the homes, or of the home's to the owners. */
+static peri_status rows_start(batch *b, int32_t part, int32_t direction)
+{
+    const peri__rows *r = &b->rows[direction];
+    for (int32_t i = 0; i < b->ebc->n_lanes; i++) {
+        const int32_t lane = b->ebc->lanes[i];
+        const peri__transfer_direct *functions = peri__travel_lane(r, lane);
         peri_tensor *ends[2] = {NULL, NULL};
-        if (!way->n || peri__lane_part(lane) != part) continue;
-        const peri__transfer_direct *functions = peri__direct_lane(direct, lane);
-        peri_status status = lane_of(l, owner, lane, false, &ends[0]);
-        if (status >= 0 && !functions) status = lane_of(l, home, lane, true, &ends[1]);
+        if (peri__lane_part(lane) != part) continue;
+        peri_status status = lane_of(r, lane, false, &ends[0]);
+        if (status >= 0 && !functions) status = lane_of(r, lane, true, &ends[1]);
         if (status >= 0)
-            status = peri__journey_start(&journeys[lane], way, l->legs[lane], direction, ends[direction == PERI__TO_OWNERS],
-                                         ends[direction != PERI__TO_OWNERS], functions);
+            status = peri__journey_start(&b->journeys[direction][i], &b->ebc->ways[lane], r->layout->legs[lane], direction,
+                                         ends[r->back], ends[!r->back], functions);
         peri_tensor_release(ends[0]);
         peri_tensor_release(ends[1]);
         PERI_TRY(status);
@@ -218,13 +214,13 @@ static peri_status rows_start(const batch *b, int32_t part, peri_tensor *owner, 
 
 /** Whether the rows of parts up to @part are there. All lanes are looked at: one of two hops sets out on the second one here, also while
  *  others are on their way. */
-static peri_status rows_test(peri__journey *journeys, int32_t part)
+static peri_status rows_test(batch *b, int32_t part, int32_t direction)
 {
     peri_status all = PERI_OK;
-    for (int32_t lane = 0; lane < PERI__LANES; lane++) {
-        peri_status status = peri__journey_test(&journeys[lane]);
+    for (int32_t i = 0; i < b->ebc->n_lanes; i++) {
+        peri_status status = peri__journey_test(&b->journeys[direction][i]);
         if (status < 0) return status;
-        if (status != PERI_OK && peri__lane_part(lane) <= part) all = status;
+        if (status != PERI_OK && peri__lane_part(b->ebc->lanes[i]) <= part) all = status;
     }
     return all;
 }
@@ -248,11 +244,11 @@ static peri_status weights_part_done(const batch *b, int32_t g, peri_tensor *par
 }
 
 /** The dense gradient of a set's tables, and its part of the weights'. @flat new. */
-static peri_status flat_gradient(const batch *b, int32_t g, peri_tensor *rows, peri_tensor **flat)
+static peri_status flat_gradient(const batch *b, int32_t g, peri_tensor **flat)
 {
     peri_tensor *part, *result;
     PERI_TRY(weights_part(b, g, &part));
-    peri_status status = peri_tbe_batch_gradient(b->looks[PERI__TO_OWNERS][g], rows, part, &result);
+    peri_status status = peri_tbe_batch_gradient(b->looks[PERI__TO_OWNERS][g], peri__rows_of(&b->rows[PERI__TO_OWNERS], g), part, &result);
     if (status < 0) {
         peri_tensor_release(part);
         return status;
@@ -264,11 +260,12 @@ static peri_status flat_gradient(const batch *b, int32_t g, peri_tensor *rows, p
 }
 
 /** Update a set's shards; its part of the weights' gradient is made from the rows as they were. */
-static peri_status update(const batch *b, int32_t g, peri_tensor *rows)
+static peri_status update(const batch *b, int32_t g)
 {
-    peri_tensor *part;
+    const peri__rows *r = &b->rows[PERI__TO_OWNERS];
+    peri_tensor *part, *rows = peri__rows_of(r, g);
     peri_tbe_batch *look = b->looks[PERI__TO_OWNERS][g];
-    if (b->grad) return look->tbe->store->backward("peri_tbe_batch_backward", look, b->grad[b->ebc->n_results], NULL);
+    if (rows != r->own) return look->tbe->store->backward("peri_tbe_batch_backward", look, rows, NULL);
     PERI_TRY(weights_part(b, g, &part));
     peri_status status = peri_tbe_batch_backward(look, rows, part);
     if (status >= 0) return weights_part_done(b, g, part);
@@ -277,11 +274,11 @@ static peri_status update(const batch *b, int32_t g, peri_tensor *rows)
 }
 
 /** Give the leaves of a dense set their gradients: those of the node from @first on. */
-static peri_status dense_gradients(const batch *b, int32_t g, peri_tensor *rows, peri_tensor **grad_in, int32_t first)
+static peri_status dense_gradients(const batch *b, int32_t g, peri_tensor **grad_in, int32_t first)
 {
     peri__table_set *set = &b->ebc->sets[g];
     peri_tensor *flat;
-    PERI_TRY(flat_gradient(b, g, rows, &flat));
+    PERI_TRY(flat_gradient(b, g, &flat));
     peri_status status = PERI_OK;
     for (int32_t i = 0; i < set->n_tables && status >= 0; i++)
         status = peri_tbe_gradient_table(set->tbe, flat, i, &grad_in[first + i]);
@@ -308,9 +305,9 @@ static peri_status part_done(const batch *b, int32_t part, peri_tensor **grad_in
         int32_t first = leaves;
         leaves += set->dense ? set->n_tables : 0;
         if (set->part != part) continue;
-        if (set->dense) PERI_TRY(dense_gradients(b, g, b->rows, grad_in, first));
+        if (set->dense) PERI_TRY(dense_gradients(b, g, grad_in, first));
         else if (set->replica) PERI_TRY(peri_tbe_gradient_apply(set->tbe, b->replica_flat[g]));
-        else PERI_TRY(update(b, g, b->rows));
+        else PERI_TRY(update(b, g));
     }
     return PERI_OK;
 }
@@ -321,35 +318,39 @@ static peri_status come_back(peri__trip *trip, const peri__node *leave, peri_ten
     (void)leave;
     batch *b = (batch *)trip;
     for (; b->back < b->ebc->parts; b->back++) {
-        peri_status status = rows_test(b->gradient, b->back);
+        peri_status status = rows_test(b, b->back, PERI__TO_OWNERS);
         if (status == PERI_OK && b->back == 0) status = replicas_test(b);
         if (status != PERI_OK) return status;
         PERI_TRY(part_done(b, b->back, grad_in));
         if (b->back + 1 < b->ebc->parts) peri__between();
     }
-    peri_tensor_release(b->sent);
-    b->sent = NULL;
-    peri__direct_release(b->direct);
-    b->direct = NULL;
-    forget_gradients(b);
-    peri_tensor_release(b->rows);
-    b->rows = NULL;
+    rows_drop(b, PERI__TO_OWNERS);
     return PERI_OK;
 }
 
 /* -- backward: the gradient sets out ----------------------------------------------------------------------------------------------- */
 
-/** Gradients of fused replicas add up over the ranks before the rows are updated. @rows: those of the own buffer, or where parts lie. */
-static peri_status reduce_replicas(batch *b, peri_tensor *rows)
+/** The gradient of a set of replicas becomes the mean of those of all ranks, as DistributedDataParallel makes it. Those of some were
+ *  divided before (see gradient_divisor). */
+static peri_status reduce(const peri_sharded *e, const peri__table_set *set, peri_tensor *flat, peri_work **out)
+{
+    peri_k_divide_args args = {.dst = peri__data(flat), .src = peri__data(flat), .dtype = flat->dtype, .divisor = e->world_size};
+    const bool divided = e->divisor[set->module_table[0]] != 1;
+    if (!divided) PERI_TRY(PERI_LAUNCH(e->device, divide, &args, peri__numel(flat), PERI_ELEMENT_GRAIN));
+    return peri__coll_sum_gradients(e->group, flat, 0, out);
+}
+
+/** Gradients of fused replicas add up over the ranks before the rows are updated. */
+static peri_status reduce_replicas(batch *b)
 {
     peri_sharded *e = b->ebc;
     for (int32_t g = 0; g < e->n_sets; g++) {
-        if (!peri__replicas_reduced(&e->sets[g])) continue;
+        if (!e->sets[g].replica || e->sets[g].dense) continue;
         if (!b->replica_flat) b->replica_flat = peri__alloc_zero(sizeof *b->replica_flat * (size_t)e->n_sets);
         if (!b->replica_work) b->replica_work = peri__alloc_zero(sizeof *b->replica_work * (size_t)e->n_sets);
         if (!b->replica_flat || !b->replica_work) return PERI_ENOMEM;
-        PERI_TRY(flat_gradient(b, g, rows, &b->replica_flat[g]));
-        if (e->world_size > 1) PERI_TRY(peri__replicas_reduce(e, &e->sets[g], b->replica_flat[g], &b->replica_work[g]));
+        PERI_TRY(flat_gradient(b, g, &b->replica_flat[g]));
+        if (e->world_size > 1) PERI_TRY(reduce(e, &e->sets[g], b->replica_flat[g], &b->replica_work[g]));
     }
     return PERI_OK;
 }
@@ -394,88 +395,43 @@ static peri_status join_gradients(const batch *b, peri_tensor *const *grad, peri
 static bool in_parts(const batch *b, peri_tensor *const *grad)
 {
     const peri_sharded *e = b->ebc;
-    bool can = e->kind->spread_parts && e->n_results > 1 && peri__immediate(e->device);
+    bool can = e->kind->by_id && e->n_results > 1 && peri__immediate(e->device);
     for (int32_t i = 0; i < e->n_results && can; i++)
         can = grad[i] && grad[i]->dtype == PERI_F32 && peri__device(grad[i]) == e->device && peri__contiguous(grad[i]);
     return can;
 }
 
-/** Have own rows read where the gradients @grad of the results lie, if they can be. @replicas: where replicas' are read, or NULL. */
-static peri_status place_back(batch *b, peri_tensor *const *grad, const peri_tensor *replicas)
+/** The gradient of the rows from that of the results. */
+static peri_status spread(batch *b, peri_tensor *const *grad_out)
 {
-    const peri_sharded *e = b->ebc;
-    peri_tensor *first;
-    if (b->weights_dist || (e->routes->n_replicas && !e->kind->by_id && !replicas)) return PERI_OK;
-    PERI_TRY(peri__own_place(e, b->layouts[PERI__TO_OWNERS], &b->given, b->looks[PERI__TO_OWNERS], true, b->rows, grad, &first));
-    if (!first) return PERI_OK;
-    b->grad = peri__alloc(sizeof *b->grad * (size_t)(e->n_results + 1));
-    if (!b->grad) {
-        peri__own_unplace(e, b->looks[PERI__TO_OWNERS]);
-        return PERI_ENOMEM;
-    }
-    for (int32_t i = 0; i < e->n_results; i++) b->grad[i] = peri__keep(grad[i]);
-    b->grad[e->n_results] = peri__keep(first);
-    return PERI_OK;
-}
-
-static int there_of(const batch *b, const peri_tensor *replicas)
-{
-    return (replicas ? PERI__REPLICAS_THERE : 0) | (b->grad ? PERI__OWN_THERE : 0);
-}
-
-/** The gradient of the rows from that of the results. *joined: NULL, or the latter as one tensor, new. *parts: NULL, or where the rows of
- *  replicas are read, borrowed. */
-static peri_status spread(batch *b, peri_tensor *const *grad_out, peri_tensor **joined, peri_tensor **parts)
-{
-    const peri_sharded *e = b->ebc;
-    const peri__home *h = b->layouts[PERI__TO_OWNERS]->home;
-    peri_tbe_batch *const *looks = b->looks[PERI__TO_OWNERS];
-    *joined = *parts = NULL;
-    if (in_parts(b, grad_out)) {
-        PERI_TRY(peri__replicas_place_back(e, h, &b->given, looks, grad_out, parts));
-        PERI_TRY(place_back(b, grad_out, *parts));
-        const peri__direct_ends ends = {.to = grad_out, .apart = true};
-        PERI_TRY(peri__direct_new(e, h, &b->given, &ends, true, &b->direct));
-        return e->kind->spread_parts(e, h, &b->given, grad_out, b->rows, b->sent, there_of(b, *parts), b->direct);
-    }
-    PERI_TRY(join_gradients(b, grad_out, joined));
-    if (b->given.repeats) PERI_TRY(peri__repeats_add_up(b->given.repeats, *joined));
-    if (!e->kind->by_id) {
-        PERI_TRY(peri__replicas_place_back(e, h, &b->given, looks, joined, parts));
-        PERI_TRY(place_back(b, joined, *parts));
-    }
-    PERI_TRY(peri__direct_new(e, h, &b->given, &(peri__direct_ends){.to = joined}, true, &b->direct));
-    return e->kind->spread(e, h, &b->given, *joined, b->rows, b->sent, there_of(b, *parts), b->direct);
+    peri__rows *r = &b->rows[PERI__TO_OWNERS];
+    peri_tensor *joined = NULL;
+    r->apart = in_parts(b, grad_out);
+    if (!r->apart) PERI_TRY(join_gradients(b, grad_out, &joined));
+    peri_status status = joined && b->given.repeats ? peri__repeats_add_up(b->given.repeats, joined) : PERI_OK;
+    if (status >= 0) status = peri__rows_bind(r, r->apart ? grad_out : &joined, r->apart ? b->ebc->n_results : 1);
+    peri_tensor_release(joined);
+    return status < 0 ? status : b->ebc->kind->spread(r);
 }
 
 /** The gradient of the ids' weights from the rows that came home. */
-static peri_status make_weights(batch *b, peri_tensor *grad)
+static peri_status make_weights(batch *b)
 {
     if (!b->weights_dist || !b->weights_dist->at_home) return PERI_OK;
-    return peri__pooled_weights(b->ebc, b->layouts[PERI__TO_HOMES]->home, &b->given, grad, b->looked_up, b->received,
-                                &b->weights_dist->replicas);
+    return peri__pooled_weights(&b->rows[PERI__TO_HOMES], b->rows[PERI__TO_OWNERS].ends[0], &b->weights_dist->replicas);
 }
 
 /** @grad_out: gradients of the module's results. */
 static peri_status set_out(peri__trip *trip, peri_tensor *const *grad_out)
 {
     batch *b = (batch *)trip;
-    peri_sharded *e = b->ebc;
-    const peri__batch_layout *l = b->layouts[PERI__TO_OWNERS];
-    const peri__home *h = l->home;
-    peri_tensor *grad = NULL, *parts = NULL;
-    peri_status status;
-    e->passes++;
-    PERI_TRY_GOTO(new_rows(e, own_of(l) + l->owner->sent_out, &b->rows), out);
-    PERI_TRY_GOTO(new_rows(e, h->received_out, &b->sent), out);
-    PERI_TRY_GOTO(spread(b, grad_out, &grad, &parts), out);
-    for (int32_t part = 0; part < e->parts; part++)
-        PERI_TRY_GOTO(rows_start(b, part, b->rows, b->sent, PERI__TO_OWNERS, b->direct, b->gradient), out);
-    PERI_TRY_GOTO(make_weights(b, grad), out);
-    status = reduce_replicas(b, parts ? parts : b->rows);
-out:
-    peri__replicas_unplace(e, b->looks[PERI__TO_OWNERS]);
-    peri_tensor_release(grad);
+    b->ebc->passes++;
+    peri_status status = rows_new(b, PERI__TO_OWNERS);
+    if (status >= 0) status = spread(b, grad_out);
+    for (int32_t part = 0; part < b->ebc->parts && status >= 0; part++) status = rows_start(b, part, PERI__TO_OWNERS);
+    if (status >= 0) status = make_weights(b);
+    if (status >= 0) status = reduce_replicas(b);
+    peri__rows_let_go(&b->rows[PERI__TO_OWNERS]);
     return status;
 }
 
@@ -509,7 +465,7 @@ static peri_status output_step(peri_work *work)
 {
     output_dist *o = (output_dist *)work;
     peri_status status = o->sent ? PERI_OK : PERI_PENDING;
-    if (status == PERI_OK) status = rows_test(o->rows, PERI__PARTS);
+    if (status == PERI_OK) status = rows_test(o->batch, PERI__PARTS, PERI__TO_HOMES);
     if (status == PERI_OK && o->ids) status = peri__arrival_test(o->ids->arrival);
     if (status < 0) return peri__group_fail(o->batch->ebc->group, status);
     return status == PERI_OK && o->verdict ? peri__verdict_test(o->verdict) : status;
@@ -518,11 +474,7 @@ static peri_status output_step(peri_work *work)
 static void output_fini(peri_work *work)
 {
     output_dist *o = (output_dist *)work;
-    for (int32_t lane = 0; lane < PERI__LANES; lane++) peri__journey_fini(&o->rows[lane]);
-    peri__direct_release(o->direct);
-    peri_tensor_release(o->buffer);
-    peri_tensor_release(o->received);
-    peri_tensor_release(o->results);
+    if (o->batch && !o->used) rows_drop(o->batch, PERI__TO_HOMES);
     if (o->ids) peri_work_release(&o->ids->base);
     if (o->batch) peri__landed(o->batch->ebc, &o->in_flight);
     peri__verdict_release(o->verdict);
@@ -533,10 +485,10 @@ static void output_fini(peri_work *work)
 static const peri__work_vtab output_vtab = {.name = "output_dist", .step = output_step, .fini = output_fini};
 
 /** Zeros where this rank has nothing to add to its node's sums. */
-static peri_status clear_sums(const batch *b, peri_tensor *buffer)
+static peri_status clear_sums(const batch *b)
 {
     peri_tensor *lane;
-    PERI_TRY(lane_of(b->layouts[PERI__TO_HOMES], buffer, PERI__NODE_LANE, false, &lane));
+    PERI_TRY(lane_of(&b->rows[PERI__TO_HOMES], PERI__NODE_LANE, false, &lane));
     peri_status status = peri__tensor_zero(lane);
     peri_tensor_release(lane);
     return status;
@@ -551,32 +503,48 @@ static peri_status give_up(output_dist *o, peri_status status)
     return PERI_OK;
 }
 
-/** Look up a part of the tables. @first: where own rows are written if they are placed; borrowed. */
-static peri_status rows_of_part(output_dist *o, int32_t part, bool recording, peri_tensor *first)
+/** Look up a part of the tables. */
+static peri_status rows_of_part(output_dist *o, int32_t part, bool recording)
 {
     batch *b = o->batch;
     peri_sharded *e = b->ebc;
+    const peri__rows *r = &b->rows[PERI__TO_HOMES];
     for (int32_t g = 0; g < e->n_sets; g++) {
         peri_tbe_batch *look = b->looks[PERI__TO_HOMES][g];
+        peri_tensor *rows = peri__rows_of(r, g);
         if (e->sets[g].part != part) continue;
         if (recording) PERI_TRY(peri__tbe_ema(e->sets[g].tbe));
-        if (look->placed)
-            PERI_TRY(peri__batch_forward("peri_tbe_batch_forward", look, e->sets[g].replica ? o->results : first));
-        else PERI_TRY(peri_tbe_batch_forward(look, o->buffer));
+        if (rows != r->own) PERI_TRY(peri__batch_forward("peri_tbe_batch_forward", look, rows));
+        else PERI_TRY(peri_tbe_batch_forward(look, rows));
     }
     return PERI_OK;
 }
 
 /** The same, and send the rows. */
-static peri_status look_up_part(output_dist *o, int32_t part, bool recording, peri_tensor *first)
+static peri_status look_up_part(output_dist *o, int32_t part, bool recording)
 {
     batch *b = o->batch;
     peri_sharded *e = b->ebc;
-    peri_status status = o->failed ? PERI_OK : rows_of_part(o, part, recording, first);
+    peri_status status = o->failed ? PERI_OK : rows_of_part(o, part, recording);
     if (status < 0) PERI_TRY(give_up(o, status));
     peri__parts_begin(e->group);
-    status = rows_start(b, part, o->buffer, o->received, PERI__TO_HOMES, o->direct, o->rows);
+    status = rows_start(b, part, PERI__TO_HOMES);
     peri__parts_end(e->group);
+    return status;
+}
+
+/** Room for the results that are put together, and who writes what there. A row more is for bags that no sample has. */
+static peri_status bind_results(batch *b)
+{
+    const peri_sharded *e = b->ebc;
+    const peri__home *h = b->layouts[PERI__TO_HOMES]->home;
+    if (h->variable && !e->kind->by_id && peri__immediate(e->device) && (e->routes->n_replicas || (!e->exact && !e->two_rules)))
+        PERI_TRY(peri__repeats_new(e, h, b->given.inverse, &b->given.repeats));
+    const int64_t shape[] = {h->joined_rows + (b->given.repeats ? 1 : 0), e->cols};
+    peri_tensor *results;
+    PERI_TRY(peri_tensor_new(e->device, PERI_F32, 2, shape, &results));
+    peri_status status = peri__rows_bind(&b->rows[PERI__TO_HOMES], &results, 1);
+    peri_tensor_release(results);
     return status;
 }
 
@@ -584,31 +552,15 @@ static peri_status look_up(output_dist *o)
 {
     batch *b = o->batch;
     peri_sharded *e = b->ebc;
-    const peri__batch_layout *l = b->layouts[PERI__TO_HOMES];
-    PERI_TRY(new_rows(e, own_of(l) + l->owner->sent_out, &o->buffer));
-    PERI_TRY(new_rows(e, l->home->received_out, &o->received));
-    if (e->hollow) PERI_TRY(clear_sums(b, o->buffer));
     bool recording = peri__grad_enabled() && !e->frozen;
-    bool replicas;
-    peri_tensor *first = NULL;
-    if (l->home->variable && !e->kind->by_id && peri__immediate(e->device) && (e->routes->n_replicas || e->places_own))
-        PERI_TRY(peri__repeats_new(e, l->home, b->given.inverse, &b->given.repeats));
-    PERI_TRY(peri__replicas_place(e, l->home, &b->given, b->looks[PERI__TO_HOMES], &replicas));
-    const int64_t rows[] = {l->home->joined_rows + (b->given.repeats ? 1 : 0), e->cols};
-    peri_status status = peri_tensor_new(e->device, PERI_F32, 2, rows, &o->results);
-    if (status >= 0 && (replicas || e->kind->by_id || !e->routes->n_replicas) && l->home->joined_rows > 0)
-        status = peri__own_place(e, l, &b->given, b->looks[PERI__TO_HOMES], false, o->buffer, &o->results, &first);
-    if (status >= 0) {
-        const peri__direct_ends ends = {.to = &o->results, .received = o->received};
-        status = peri__direct_new(e, l->home, &b->given, &ends, false, &o->direct);
-    }
-    o->there = (replicas ? PERI__REPLICAS_THERE : 0) | (first ? PERI__OWN_THERE : 0);
+    PERI_TRY(rows_new(b, PERI__TO_HOMES));
+    if (e->hollow) PERI_TRY(clear_sums(b));
+    peri_status status = bind_results(b);
     for (int32_t part = 0; part < e->parts && status >= 0; part++) {
-        status = look_up_part(o, part, recording, first);
+        status = look_up_part(o, part, recording);
         if (status >= 0 && part + 1 < e->parts) peri__between();
     }
-    peri__replicas_unplace(e, b->looks[PERI__TO_HOMES]);
-    peri__own_unplace(e, b->looks[PERI__TO_HOMES]);
+    peri__rows_unbind(&b->rows[PERI__TO_HOMES]);
     PERI_TRY(status);
     if (o->verdict) PERI_TRY(peri__verdict_post(o->verdict));
     o->sent = true;
@@ -649,6 +601,46 @@ peri_status peri_sharded_prefetch(peri_sharded *e, peri_work *dist)
     }
     return PERI_OK;
 }
+
+/** Bind both directions of a batch as a lookup and a backward pass with gradients of zero would, and describe them. */
+static peri_status explain(batch *b, peri__text *text)
+{
+    const peri_sharded *e = b->ebc;
+    const int64_t shape[] = {b->layouts[PERI__TO_OWNERS]->home->rows, e->cols};
+    peri_tensor *grad;
+    PERI_TRY(rows_new(b, PERI__TO_HOMES));
+    PERI_TRY(bind_results(b));
+    peri__explain(text, &b->rows[PERI__TO_HOMES]);
+    rows_drop(b, PERI__TO_HOMES);
+    if (e->frozen) return PERI_OK;
+    PERI_TRY(rows_new(b, PERI__TO_OWNERS));
+    PERI_TRY(peri_tensor_full(e->device, PERI_F32, 2, shape, 0, &grad));
+    peri_status status = b->given.repeats ? peri__repeats_add_up(b->given.repeats, grad) : PERI_OK;
+    if (status >= 0) status = peri__rows_bind(&b->rows[PERI__TO_OWNERS], &grad, 1);
+    if (status >= 0) peri__explain(text, &b->rows[PERI__TO_OWNERS]);
+    peri_tensor_release(grad);
+    return status;
+}
+
+peri_status peri_sharded_explain(peri_sharded *e, peri_work *dist, char **out)
+{
+    PERI_NEED(e);
+    PERI_NEED(dist);
+    PERI_NEED(out);
+    peri__input_dist *d;
+    batch *b;
+    peri__text text = {0};
+    PERI_TRY(check_dist("peri_sharded_explain", e, dist, &d));
+    PERI_TRY(batch_new(d, &b));
+    peri_status status = explain(b, &text);
+    peri__trip_release(&b->trip);
+    if (status >= 0 && text.failed) status = PERI_ENOMEM;
+    if (status < 0) peri__free(text.text);
+    else *out = text.text;
+    return status;
+}
+
+void peri_sharded_explain_release(char *text) { peri__free(text); }
 
 peri_status peri_sharded_compute_and_output_dist(peri_sharded *e, peri_work *dist, peri_work **out)
 {
@@ -693,7 +685,8 @@ peri_status peri_sharded_compute_and_output_dist(peri_sharded *e, peri_work *dis
 static peri_status whole_result(const output_dist *o, int32_t i, const peri_k_piece *whole, peri_tensor **out)
 {
     const peri_sharded *e = o->batch->ebc;
-    peri_tensor *from = whole->own ? o->buffer : o->received;
+    const peri__rows *r = &o->batch->rows[PERI__TO_HOMES];
+    peri_tensor *from = whole->own ? r->own : r->away;
     int64_t shape[2] = {o->batch->layouts[PERI__TO_HOMES]->home->feature_rows[e->result_feature[i]], e->cols};
     return peri__tensor_view(from, 2, shape, NULL, from->offset + whole->offset, out);
 }
@@ -704,9 +697,9 @@ static peri_status collect_results(const output_dist *o, peri_tensor **out, int3
     const batch *b = o->batch;
     const peri_sharded *e = b->ebc;
     const peri__home *h = b->layouts[PERI__TO_HOMES]->home;
-    peri_tensor *rows = o->results, *wide;
+    peri_tensor *rows = b->rows[PERI__TO_HOMES].ends[0], *wide;
     int64_t at = 0;
-    PERI_TRY(e->kind->combine(e, h, &b->given, o->buffer, o->received, o->there, o->direct, rows));
+    PERI_TRY(e->kind->combine(&b->rows[PERI__TO_HOMES]));
     peri_status status = PERI_OK;
     for (int32_t i = 0; i < e->n_results && status >= 0; i++) {
         const peri_k_piece *whole = h->whole && h->whole[i].offset >= 0 ? &h->whole[i] : NULL;
@@ -745,13 +738,9 @@ peri_status peri_sharded_output(peri_sharded *e, peri_work *output, peri_tensor 
     PERI_TRY(make_results(o, out));
     o->used = true;
     peri__landed(o->batch->ebc, &o->in_flight);
-    peri_tensor **kept[] = {&o->batch->looked_up, &o->batch->received}, **rows[] = {&o->buffer, &o->received};
     const peri__weights_dist *w = o->batch->weights_dist;
-    for (int i = 0; i < 2; i++) {
-        if (w && w->at_home) *kept[i] = *rows[i];
-        else peri_tensor_release(*rows[i]);
-        *rows[i] = NULL;
-    }
+    if (w && w->at_home) peri__rows_let_go(&o->batch->rows[PERI__TO_HOMES]);
+    else rows_drop(o->batch, PERI__TO_HOMES);
     return PERI_OK;
 }
 

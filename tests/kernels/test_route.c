@@ -362,11 +362,9 @@ static void test_rows(void **unused)
             }
         }
         peri_k_route_combine_args combine = {.stride = column, .received = received, .own = own, .outputs = outputs, .pieces = pieces,
-                                             .inverse = inverse, .n_outputs = OUTPUTS, .placed = round % 5 == 0,
-                                           .past = round % 4 < 2};
+                                             .inverse = inverse, .n_outputs = OUTPUTS, .past = round % 4 < 2};
         peri_k_route_spread_args spread = {.grad = grad, .stride = column, .rows = ROWS, .outputs = outputs, .pieces = pieces, .bags = bags,
-                                           .inverse = inverse, .n_outputs = OUTPUTS, .placed = round % 5 == 0,
-                                           .past = round % 4 < 2};
+                                           .inverse = inverse, .n_outputs = OUTPUTS, .past = round % 4 < 2};
         for (size_t i = 0; i < sizeof isas / sizeof *isas; i++) {
             const peri_kernels *k = kernels_of(isas[i]);
             if (!k) continue;

@@ -330,3 +330,26 @@ function plan.EmbeddingShardingPlanner:collective_plan(model, group) end
 ---@param model any A module, or a list of collections.
 ---@return table # See EmbeddingShardingPlanner; `best` is nil where nothing fits.
 function plan.EmbeddingShardingPlanner:search(model) end
+
+---@class peri.shard
+local shard = {}
+
+---Print where the rows of a batch lie in a sharded module, on this rank: for each block of columns whose rows they are, how many, where in
+---which buffer, where in the results, and who takes them there (the lookup, the transport, or a copy through a buffer); then the same of
+---their gradients. docs/architecture.md has an example. The ids travel, but nothing is looked up. Collective.
+---
+---Errors: a module that has no tables of its own; a batch that its forward refuses.
+---
+---```lua
+---local sharded = peri.shard.ShardedEmbeddingBagCollection { group = peri.init(), plan = { t = plan.table_wise(0) },
+---  tables = { peri.EmbeddingBagConfig { name = "t", num_embeddings = 10, embedding_dim = 4, feature_names = { "f" } } },
+---  fused_params = { optimizer = "sgd", learning_rate = 1 } }
+---local text = peri.shard.explain(sharded, peri.KeyedJaggedTensor { keys = { "f" }, values = { 1, 2, 3 }, lengths = { 1, 2 } })
+---print(text:match "%d+ of %d+ bytes are copied") --> 0 of 32 bytes are copied
+---```
+---@param module any A sharded module.
+---@param a any What its forward takes.
+---@param b? any The same (default: none).
+---@param c? any The same (default: none).
+---@return string # What was printed.
+function shard.explain(module, a, b, c) end

@@ -20,7 +20,7 @@ local signature = require "perilune.signature"
 local C, check, state = P.C, P.check, P.state
 
 local wrap, _, module_ptr = P.handle("peri_sharded", {}, nil, "a sharded module")
-local out = ffi.new "peri_sharded *[1]"
+local out, text_out = ffi.new "peri_sharded *[1]", ffi.new "char *[1]"
 local work_out, tensor_out = awaitable.work_out, Tensor.out
 local kjt_ptr = jagged.KeyedJaggedTensor.ptr
 
@@ -209,6 +209,14 @@ function ShardedEmbeddingModule:prefetch(dist)
   while check(C.peri_sharded_prefetch(module_ptr(self._ref), work.ptr)) == C.PERI_PENDING do
     self:_at_home(self._give_scores, self)
   end
+end
+
+--- How the rows of `dist` (waited for, not yet looked up) go between buffers and results on this rank, as text: peri.shard.explain. Local.
+function ShardedEmbeddingModule:_explain(dist)
+  check(C.peri_sharded_explain(module_ptr(self._ref), arrived(self, "_explain", dist).ptr, text_out))
+  local text = ffi.string(text_out[0])
+  C.peri_sharded_explain_release(text_out[0])
+  return text
 end
 
 --- What `dist` holds lives on in the gradient tape only.

@@ -26,6 +26,7 @@ local faces = {
   gather_state_dict = state_dict.gather_state_dict, clone_state_dict = state_dict.clone_state_dict,
   registry = sharder.registry,
   _files = require "perilune.shard.files",
+  explain = require("perilune.shard.explain").explain,
 }
 for name, value in util.ordered(require "perilune.shard.quant") do faces[name] = value end
 for name, value in util.ordered(require "perilune.shard.mc_embedding") do faces[name] = value end

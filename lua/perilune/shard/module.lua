@@ -58,6 +58,8 @@ function ShardedModule:defer(a, b, c, d)
 end
 --- A later batch's rows into memory, in the background; `dist`: the result of input_dist. Local.
 function ShardedModule:prefetch(dist) end -- luacheck: ignore 212
+--- What peri.shard.explain prints of `dist`. Local.
+function ShardedModule:_explain(dist) missing(self, "_explain") end -- luacheck: ignore 212
 --- Look up `dist` and post what goes back. Collective. Returns an Awaitable.
 function ShardedModule:lookup(dist) missing(self, "lookup") end -- luacheck: ignore 212
 --- What the unsharded module would return, of the result of lookup's Awaitable. Local.

@@ -196,6 +196,11 @@ PERI_API peri_status peri_sharded_files_found(const peri_sharded *module, peri_f
 PERI_API peri_status peri_sharded_flush_info(const peri_sharded *module, peri_flush_info *out);
 PERI_API peri_status peri_sharded_flush_prepare(peri_sharded *module);
 PERI_API peri_status peri_sharded_flush_commit(peri_sharded *module, int64_t number, uint64_t stamp);
+/** How the rows of a batch go between buffers and results on this rank, and its gradients back: the list of a complete work of
+ *  peri_sharded_input_dist, which may still be looked up, as text. Local. @out new, freed with peri_sharded_explain_release. */
+PERI_API peri_status peri_sharded_explain(peri_sharded *module, peri_work *dist, char **out);
+/** Free it; NULL is fine. */
+PERI_API void peri_sharded_explain_release(char *text);
 /** Tensors that a batch becomes: 1, or (EC) one for each feature of each table. */
 PERI_API int32_t peri_sharded_results(const peri_sharded *sharded);
 /** What became of a complete work of peri_sharded_compute_and_output_dist, used once, in config.output_dtype: the pooled rows [batch,

@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * explain.c: the list of rows of a batch (rows.h) as text; docs/architecture.md has an example.
+ */
+#include "explain.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+__attribute__((format(printf, 2, 3))) static void add(peri__text *t, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    const int n = vsnprintf(t->text ? t->text + t->n : NULL, t->text ? (size_t)(t->room - t->n) : 0, format, args);
+    va_end(args);
+    if (n < 0 || t->failed) return;
+    if (t->n + n < t->room) {
+        t->n += n;
+        return;
+    }
+    const int64_t room = 2 * (t->n + n) + 1000;
+    char *more = peri__realloc(t->text, (size_t)room);
+    t->failed = !more;
+    if (!more) return;
+    t->text = more;
+    t->room = room;
+    va_start(args, format);
+    t->n += vsnprintf(t->text + t->n, (size_t)(t->room - t->n), format, args);
+    va_end(args);
+}
+
+/** Who takes the rows of a line from one place to the other. */
+static const char *how(const peri__rows *r, const peri__line *x)
+{
+    const bool lane = x->space < PERI__LANES;
+    if (peri__rows_in_place(r, x) && r->back) return lane ? "in place, by the transport" : "in place, by the update";
+    if (peri__rows_in_place(r, x)) return lane ? "in place, by the transport" : "in place, by the lookup";
+    if (x->pooled) return "through the buffer, pooled here";
+    if (r->back || x->alone) return "through the buffer";
+    return r->e->kind->by_id ? "the buffer is the result" : "through the buffer, added";
+}
+
+static void add_line(peri__text *t, const peri__rows *r, const peri__piece *piece, const peri__line *x)
+{
+    const peri_sharded *e = r->e;
+    const peri__output *o = &e->routes->outputs[piece->output];
+    char of[32], to[64];
+    if (x->space == PERI__REPLICA_ROWS) snprintf(of, sizeof of, "replica");
+    else if (x->space == PERI__OWN_ROWS) snprintf(of, sizeof of, "own");
+    else if (x->space == PERI__NODE_LANE) snprintf(of, sizeof of, "node %d", e->routes->nodes.of[piece->rank]);
+    else snprintf(of, sizeof of, "rank %d, lane %d", piece->rank, x->space);
+    snprintf(to, sizeof to, "row %lld, column %lld%s", (long long)(r->back ? x->row : x->to), (long long)x->column, x->cut ? ", some" : "");
+    add(t, "  %-12s %-12s %6lld x %-5lld %-16s %8lld   %-28s %s\n", e->table_names[o->table], e->feature_names[o->feature], (long long)x->n,
+        (long long)x->cols, of, (long long)x->at, to, how(r, x));
+}
+
+void peri__explain(peri__text *t, const peri__rows *r)
+{
+    const peri__routes *routes = r->e->routes;
+    const peri__home *h = r->layout->home;
+    int64_t copied = 0, all = 0;
+    add(t, "%s of rank %d of %d, %lld rows of %lld columns\n", r->back ? "Gradients" : "Results", r->e->rank, r->e->world_size,
+        (long long)(r->back ? h->rows : h->joined_rows), (long long)r->e->cols);
+    add(t, "  %-12s %-12s %14s %-16s %8s   %-28s %s\n", "table", "feature", "rows x columns", "of", "at", "in the results", "how");
+    for (int32_t p = 0; p < routes->n_pieces; p++) {
+        const peri__line x = peri__home_line(h, p);
+        if (x.space < 0) continue;
+        const int64_t bytes = x.n * x.cols * (int64_t)sizeof(float);
+        const bool result = !r->back && r->e->kind->by_id && !x.alone;
+        all += bytes;
+        if (!peri__rows_in_place(r, &x) && !result) copied += bytes;
+        add_line(t, r, &routes->pieces[p], &x);
+    }
+    add(t, "  %lld of %lld bytes are copied between buffers and %s\n", (long long)copied, (long long)all,
+        r->back ? "gradients" : "results");
+}

@@ -1,0 +1,253 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * rows.c: see rows.h. Gradients can be read in place only if nothing divides them before they are added up: see peri_sharded.halvings.
+ */
+#include "rows.h"
+
+/* -- blocks whose rows are in place -------------------------------------------------------------------------------------------------- */
+
+/** Where the rows of the bags of a set's lookup are, if they do not follow each other. */
+static peri__bag_places places_of(const peri__rows *r, const peri__table_set *set)
+{
+    const peri__given *x = r->given;
+    if (set->replica) {
+        const peri_tensor *all = r->past ? peri__repeats_places(x->repeats) : NULL;
+        return (peri__bag_places){all ? peri__data(all) : NULL, 0, all ? peri__numel(all) : 0};
+    }
+    if (r->past) return (peri__bag_places){peri__data(x->own_bags), x->first_own_bag, peri__numel(x->own_bags)};
+    if (!x->origins) return (peri__bag_places){0};
+    return (peri__bag_places){(const int32_t *)peri__data(x->origins) + x->own_place, x->first_own, x->own_ids};
+}
+
+/** The lowest of the ends and the sums, or (@mixed) of these and the owner's buffer. */
+static peri_tensor *lowest(const peri__rows *r, bool mixed)
+{
+    peri_tensor *t = r->ends[0];
+    for (int32_t i = 1; i < r->n_ends; i++)
+        if (peri__rows_address(r->ends[i]) < peri__rows_address(t)) t = r->ends[i];
+    if (r->sums && peri__rows_address(r->sums) < peri__rows_address(t)) t = r->sums;
+    return mixed && peri__rows_address(r->own) < peri__rows_address(t) ? r->own : t;
+}
+
+/** Where the rows of a set's blocks are. */
+typedef struct spots {
+    peri__spot *list;             /* by block */
+    const peri__bag_places *places;
+    int64_t base;                 /* the address that they are counted from */
+    bool mixed, unknown;          /* some are in the owner's buffer; of some it cannot be told */
+} spots;
+
+/** Of a block whose rows are those of line @p; -1: of none. */
+static peri__spot spot_of(const peri__rows *r, const peri_k_tbe_block *block, int32_t p, spots *s)
+{
+    const peri__line x = p >= 0 ? peri__home_line(r->layout->home, p) : (peri__line){.space = -1};
+    peri__spot spot = {.offset = block->out_offset, .stride = block->out_stride};
+    int64_t rows = block->bags, cols = block->out_stride;
+    if (rows == 0) return spot;
+    if (peri__rows_in_place(r, &x)) {
+        spot.offset = peri__rows_end(r, &x) - s->base;
+        spot.stride = r->e->cols;
+        rows = r->past ? r->past : r->layout->home->feature_rows[x.feature];
+        cols = x.cols;
+        s->unknown = s->unknown || (rows != block->bags && !s->places->place);
+    } else { /* of a bag of a variable batch all rows are in place, that any lookup has of it */
+        const int64_t bag = block->first_bag - s->places->first;
+        s->mixed = true;
+        s->unknown = s->unknown || (r->past && bag >= 0 && bag < s->places->n);
+        spot.offset += peri__rows_address(r->own) - s->base;
+    }
+    spot.past = spot.offset + (rows - 1) * spot.stride + cols;
+    return spot;
+}
+
+static void find_spots(const peri__rows *r, int32_t g, spots *s)
+{
+    const peri__batch_layout *l = r->layout;
+    const bool mixed = s->mixed;
+    s->base = peri__rows_address(lowest(r, mixed));
+    for (int64_t k = 0; k < l->blocks[g]->n; k++) s->list[k] = spot_of(r, &l->blocks[g]->block[k], l->lines[g][k], s);
+    if (s->mixed && !mixed) find_spots(r, g, s);
+}
+
+/** The blocks of a set with its rows in place, for this batch. *out new; NULL: there are none. */
+static peri_status make_blocks(const peri__rows *r, int32_t g, const peri__bag_places *places, bool *mixed, peri_tbe_blocks **out)
+{
+    const peri_tbe_blocks *from = r->layout->blocks[g];
+    spots s = {.list = peri__alloc(sizeof *s.list * (size_t)peri__max(1, from->n)), .places = places};
+    *out = NULL;
+    if (!s.list) return PERI_ENOMEM;
+    find_spots(r, g, &s);
+    *mixed = s.mixed;
+    const bool can = !s.unknown && (peri__immediate(r->e->device) || (r->n_ends == 1 && !s.mixed));
+    peri_status status = can ? peri__tbe_blocks_moved(r->e->sets[g].tbe, from, s.list, out) : PERI_OK;
+    peri__free(s.list);
+    return status;
+}
+
+/** The same, kept if they are good for all batches of the layout: all rows are in one tensor. */
+static peri_status blocks_in_place(const peri__rows *r, int32_t g, const peri__bag_places *places, bool *mixed, peri_tbe_blocks **out)
+{
+    peri_tbe_blocks **kept = &r->layout->there[r->back][g];
+    const bool one = r->n_ends == 1 && !r->sums;
+    *mixed = false;
+    *out = one ? *kept : NULL;
+    if (!*out) {
+        PERI_TRY(make_blocks(r, g, places, mixed, out));
+        if (!*out || !one || *mixed) return PERI_OK;
+        *kept = *out;
+    }
+    peri_tbe_blocks_retain(*out);
+    return PERI_OK;
+}
+
+static peri_status place_set(const peri__rows *r, int32_t g, bool *placed)
+{
+    const peri__bag_places places = places_of(r, &r->e->sets[g]);
+    peri_tbe_blocks *there;
+    bool mixed;
+    PERI_TRY(blocks_in_place(r, g, &places, &mixed, &there));
+    *placed = there;
+    peri_status status = there ? peri__batch_place(r->looks[g], there, &places, placed) : PERI_OK;
+    if (status >= 0 && *placed) r->base[g] = lowest(r, mixed);
+    peri_tbe_blocks_release(there);
+    return status;
+}
+
+/* -- who takes what ---------------------------------------------------------------------------------------------------------------- */
+
+static bool of_space(const peri__rows *r, int32_t g, int32_t space) { return r->e->sets[g].replica == (space == PERI__REPLICA_ROWS); }
+
+static void unplace(const peri__rows *r, int32_t space)
+{
+    for (int32_t g = 0; g < r->e->n_sets; g++) {
+        if (!r->base[g] || !of_space(r, g, space)) continue;
+        peri__batch_unplace(r->looks[g]);
+        r->base[g] = NULL;
+    }
+}
+
+/** Whether gradients of a set can be read where they lie. Those of replicas are added up over the ranks before the update. */
+static bool whole_gradients(const peri_sharded *e, const peri__table_set *set)
+{
+    bool whole = !set->dense && (set->replica || (set->optimizer >= 0 && !set->tbe->accumulate));
+    for (int32_t i = 0; i < set->n_tables && whole; i++) whole = e->divisor[set->module_table[i]] == 1;
+    return whole;
+}
+
+static bool can_place(const peri__rows *r, int32_t space)
+{
+    const peri_sharded *e = r->e;
+    const peri__home *h = r->layout->home;
+    const uint32_t bit = 1u << space, alone = space == PERI__OWN_ROWS ? h->alone : h->alone & ~h->shared;
+    if (!(bit & (r->back ? h->alone | h->shared : alone)) || (h->variable && !r->past)) return false;
+    if (space == PERI__OWN_ROWS && (e->exact || e->two_rules || r->buffers_own)) return false;
+    bool can = true;
+    for (int32_t g = 0; g < e->n_sets && r->back; g++) can = can && (!of_space(r, g, space) || whole_gradients(e, &e->sets[g]));
+    return can;
+}
+
+/** Have the lookups of a space's sets, all or none, write or read rows in place. */
+static peri_status place(peri__rows *r, int32_t space)
+{
+    bool placed = can_place(r, space);
+    peri_status status = PERI_OK;
+    if (!placed) return PERI_OK;
+    r->in_place |= 1u << space;
+    for (int32_t g = 0; g < r->e->n_sets && placed && status >= 0; g++)
+        if (of_space(r, g, space)) status = place_set(r, g, &placed);
+    if (placed && status >= 0) return PERI_OK;
+    r->in_place &= ~(1u << space);
+    unplace(r, space);
+    return status;
+}
+
+/** Of a variable batch: where bags have their rows. */
+static peri_status find_bags(peri__rows *r)
+{
+    peri__repeats *repeats = r->given->repeats;
+    if (!repeats) return PERI_OK;
+    r->past = r->layout->home->rows + 1;
+    if (r->back && !(r->sums = peri__repeats_sums(repeats, &r->past))) r->past = 0;
+    peri_tensor_release(r->given->own_bags);
+    r->given->own_bags = NULL;
+    return peri__repeats_own(repeats, &r->given->own_bags);
+}
+
+/* -- the interface ----------------------------------------------------------------------------------------------------------------- */
+
+/** Room for @n numbers of rows that travel. */
+static peri_status new_rows(const peri_sharded *e, int64_t n, peri_tensor **out)
+{
+    return peri__stage_tensor(e->group->comm, e->device, n, out);
+}
+
+peri_status peri__rows_open(peri__rows *r)
+{
+    const peri__home *h = r->layout->home;
+    PERI_TRY(new_rows(r->e, h->own_out + h->replica_out + r->layout->owner->sent_out, &r->own));
+    return new_rows(r->e, h->received_out, &r->away);
+}
+
+peri_status peri__rows_bind(peri__rows *r, peri_tensor *const *ends, int32_t n)
+{
+    r->ends = peri__alloc_zero(sizeof *r->ends * (size_t)(n + r->e->n_sets));
+    if (!r->ends) return PERI_ENOMEM;
+    r->base = r->ends + n;
+    for (; r->n_ends < n; r->n_ends++) peri_tensor_retain(r->ends[r->n_ends] = ends[r->n_ends]);
+    PERI_TRY(find_bags(r));
+    PERI_TRY(place(r, PERI__REPLICA_ROWS));
+    PERI_TRY(place(r, PERI__OWN_ROWS));
+    return peri__travel_new(r);
+}
+
+peri_tensor *peri__rows_of(const peri__rows *r, int32_t g) { return r->base[g] ? r->base[g] : r->own; }
+
+void peri__rows_unbind(peri__rows *r)
+{
+    if (!r->base) return;
+    unplace(r, PERI__REPLICA_ROWS);
+    unplace(r, PERI__OWN_ROWS);
+}
+
+static void drop_ends(peri__rows *r)
+{
+    for (int32_t i = 0; i < r->n_ends; i++) peri_tensor_release(r->ends[i]);
+    r->n_ends = 0;
+}
+
+void peri__rows_let_go(peri__rows *r)
+{
+    if (!r->base) return;
+    unplace(r, PERI__REPLICA_ROWS);
+    if (!(r->in_place >> PERI__OWN_ROWS & 1)) drop_ends(r);
+}
+
+void peri__rows_fini(peri__rows *r)
+{
+    drop_ends(r);
+    peri__free(r->ends);
+    peri_tensor_release(r->own);
+    peri_tensor_release(r->away);
+    peri__travel_release(r->travel);
+    *r = (peri__rows){0};
+}
+
+peri_status peri__rows_left(const peri__rows *r, const peri__left **out)
+{
+    peri__left **kept = &r->layout->home->left[r->back];
+    *out = NULL;
+    if (!r->in_place) return PERI_OK;
+    *out = *kept;
+    if (*kept && (*kept)->spaces == r->in_place) return PERI_OK;
+    peri__left *left = peri__alloc_zero(sizeof *left);
+    if (!left) return PERI_ENOMEM;
+    left->spaces = r->in_place;
+    peri_status status = r->e->kind->list(r, left);
+    if (status < 0) {
+        peri__left_free(left);
+        return status;
+    }
+    peri__left_free(*kept);
+    *out = *kept = left;
+    return PERI_OK;
+}
