@@ -24,7 +24,8 @@ local function explained(n, device, entries, sequence)
         embedding_dim = sequence and 8 or DIMS[t], feature_names = { "f" .. t } }
     end
     local module = peri.shard[sequence and "ShardedEmbeddingCollection" or "ShardedEmbeddingBagCollection"] {
-      tables = tables, group = world, device = device, plan = entries, gradient_division = false, fused_params = { optimizer = "sgd", learning_rate = 1 } }
+      tables = tables, group = world, device = device, plan = entries, gradient_division = false,
+      fused_params = { optimizer = "sgd", learning_rate = 1 } }
     local text, result = peri.shard.explain(module, batch(device)), module(batch(device))
     local values = sequence and result.f1:values() or result:values()
     values:backward(peri.full(values:shape(), 1, "f32", device))
