@@ -165,9 +165,10 @@ peri_status peri__batch_layout_new(peri_sharded *e, peri__home *home, const int6
     peri__refs_add(&home->refs);
     l->home = home;
     l->n_sets = e->n_sets;
-    l->blocks = peri__alloc_zero(sizeof *l->blocks * 3 * (size_t)peri__max(1, e->n_sets));
-    for (int way = 0; way < 2 && l->blocks; way++) l->there[way] = l->blocks + (way + 1) * e->n_sets;
-    peri_status status = l->blocks ? PERI_OK : PERI_ENOMEM;
+    l->blocks = peri__alloc_zero(sizeof *l->blocks * (size_t)peri__max(1, e->n_sets));
+    l->there[0] = peri__alloc_zero(sizeof *l->there[0] * 2 * (size_t)peri__max(1, e->n_sets));
+    l->there[1] = l->there[0] + e->n_sets;
+    peri_status status = l->blocks && l->there[0] ? PERI_OK : PERI_ENOMEM;
     if (status >= 0) status = peri__owner_new(e->routes, e->rank, home->rule, counts, ids, &l->owner);
     if (status >= 0) status = make_legs(e, l);
     if (status >= 0) status = make_blocks(e, l);
@@ -184,8 +185,10 @@ peri_status peri__batch_layout_new(peri_sharded *e, peri__home *home, const int6
 void peri__batch_layout_release(peri__batch_layout *l)
 {
     if (!l || !peri__refs_drop(&l->refs)) return;
-    for (int32_t g = 0; l->blocks && g < 3 * l->n_sets; g++) peri_tbe_blocks_release(l->blocks[g]);
+    for (int32_t g = 0; l->blocks && g < l->n_sets; g++) peri_tbe_blocks_release(l->blocks[g]);
+    for (int32_t g = 0; l->there[0] && g < 2 * l->n_sets; g++) peri_tbe_blocks_release(l->there[0][g].blocks);
     peri__free(l->blocks);
+    peri__free(l->there[0]);
     peri__free(l->lines);
     for (int32_t lane = 0; lane < PERI__LANES; lane++) peri__legs_fini(l->legs[lane]);
     peri__owner_free(l->owner);

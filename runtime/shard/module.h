@@ -32,6 +32,13 @@ typedef struct peri__table_set {
     peri_tensor **leaves; /* n_tables, dense only: the tables' leaves */
 } peri__table_set;
 
+/** A set's blocks with rows in place, as they were made for a batch of one end (rows.c), and are good for others. */
+typedef struct peri__blocks_there {
+    peri_tbe_blocks *blocks; /* NULL: none yet */
+    bool mixed;              /* some rows are in the owner's buffer, */
+    int64_t away;            /* which began as many elements behind the end */
+} peri__blocks_there;
+
 /** The layouts of a batch with what the table batches made of them; kept for the next batch, which is usually alike. */
 typedef struct peri__batch_layout {
     peri__refs refs;
@@ -40,7 +47,7 @@ typedef struct peri__batch_layout {
     int32_t n_sets;
     peri_tbe_blocks **blocks; /* by set: their rows lie in the buffer of the owner */
     int32_t **lines;          /* by set: of each block, the home's line of its rows, or -1 */
-    peri_tbe_blocks **there[2]; /* by direction and set, in the block of `blocks`: the same with rows in place (rows.c), or NULL */
+    peri__blocks_there *there[2]; /* by direction and set */
     peri__leg legs[PERI__LANES][PERI__HOPS]; /* of the ways */
 } peri__batch_layout;
 

@@ -84,19 +84,20 @@ static peri_status make_blocks(const peri__rows *r, int32_t g, const peri__bag_p
     return status;
 }
 
-/** The same, kept if they are good for all batches of the layout: all rows are in one tensor. */
+/** The same, kept: blocks of one end are good for all batches of the layout, if buffer and end lie as far apart where rows are in both. */
 static peri_status blocks_in_place(const peri__rows *r, int32_t g, const peri__bag_places *places, bool *mixed, peri_tbe_blocks **out)
 {
-    peri_tbe_blocks **kept = &r->layout->there[r->back][g];
-    const bool one = r->n_ends == 1 && !r->sums;
-    *mixed = false;
-    *out = one ? *kept : NULL;
-    if (!*out) {
+    peri__blocks_there *kept = &r->layout->there[r->back][g];
+    const int64_t away = peri__rows_address(r->own) - peri__rows_address(r->ends[0]);
+    if (r->n_ends > 1 || r->sums) return make_blocks(r, g, places, mixed, out);
+    if (!kept->blocks || (kept->mixed && kept->away != away)) {
         PERI_TRY(make_blocks(r, g, places, mixed, out));
-        if (!*out || !one || *mixed) return PERI_OK;
-        *kept = *out;
+        if (!*out) return PERI_OK;
+        peri_tbe_blocks_release(kept->blocks);
+        *kept = (peri__blocks_there){*out, *mixed, away};
     }
-    peri_tbe_blocks_retain(*out);
+    *mixed = kept->mixed;
+    peri_tbe_blocks_retain(*out = kept->blocks);
     return PERI_OK;
 }
 
