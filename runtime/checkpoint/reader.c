@@ -152,6 +152,15 @@ static peri_status same_group(const peri_checkpoint *c, const peri__entry *e, in
                       c->folder, name, (long long)columns[0], (long long)(columns[0] + columns[1]), parent->folder);
 }
 
+/** Whether a piece has something of the rectangle. */
+static bool meets(const peri_checkpoint *c, const peri__entry *e, const peri__stored_piece *p, const peri__target *to)
+{
+    const int64_t *offset = c->m.numbers + p->numbers, *size = offset + e->ndim;
+    for (int32_t d = 0; d < e->ndim; d++)
+        if (offset[d] >= to->want.offset[d] + to->want.size[d] || to->want.offset[d] >= offset[d] + size[d]) return false;
+    return true;
+}
+
 /** Some rows of the pieces: first what the parent has, then these. */
 static peri_status read_group(peri_checkpoint *c, const peri__entry *e, const group *g, const peri__target *to)
 {
@@ -160,7 +169,7 @@ static peri_status read_group(peri_checkpoint *c, const peri__entry *e, const gr
     for (int64_t k = g->first; k < g->past && !some; k++) {
         const peri__entry *entry = NULL;
         group under;
-        if (!c->m.pieces[k].rows) continue;
+        if (!c->m.pieces[k].rows || !meets(c, e, &c->m.pieces[k], to)) continue; /* whole ones cover the rest */
         some = true;
         if (to->levels == 1) continue;
         peri__target below = *to;

@@ -2,8 +2,8 @@
 -- type in any mixture, uneven and empty shards. On each the law is checked: outputs and, after two steps, weights and optimizer states are
 -- those of the unsharded collection on the batches of all ranks; with exact sums, bit for bit. Half of the plans are saved as a checkpoint
 -- after the first step, half of them behind the next one, and go on under another plan, on another number of ranks. Of these half take up
--- to two more steps before, and save an increment after each; they save one more under the other plan. Of those that are not saved half are
--- resharded, on the same ranks.
+-- to two more steps before, and save an increment after each; they save one more under the other plan, and are loaded, or followed one by
+-- one. Of those that are not saved half are resharded, on the same ranks.
 --
 --   luajit tests/fuzz/plans.lua [PLANS [SEED]]     as `make test` runs it; a failure prints the plan and how to repeat it
 --   luajit tests/fuzz/plans.lua SECONDSs [SEED]    as `make fuzz` runs it
@@ -430,7 +430,6 @@ local function train(case, i, want, from, last, begin, finish, after)
 end
 
 local function nothing() end
-
 local function check(case)
   local want, whole = unsharded(case)
   local function states(module)
@@ -455,14 +454,25 @@ local function check(case)
     local values = peri.checkpoint.load(path_of(n), { model = module }, { group = world, increments = last > 0 })
     if values.step ~= 1 + n then error("the values that were saved are others", 0) end
   end
+  local function follow(module, world, n) -- one checkpoint after the other
+    local follower = peri.checkpoint.follow(kept .. "-seen", { model = module }, { group = world })
+    for i = 0, n do
+      if world:rank() == 0 then os.execute(("mkdir -p %s-seen; cp -r %s %s-seen"):format(kept, path_of(i), kept)) end
+      world:barrier():wait()
+      local path, why = follower:poll()
+      if not path then error(("checkpoint %d was not followed: %s"):format(i, tostring(why)), 0) end
+    end
+    follower:close()
+  end
   train(case, 2, want, 2 + last, STEPS + last, function(module, world) load(module, world, last) end, function(module, world)
     states(module)
     if last == 0 then return end
     save(module, world, last + 1)
     local again = sharded(case, 2, world)
-    load(again, world, last + 1)
+    if case.async and last > 1 then follow(again, world, last + 1) else load(again, world, last + 1) end
     states(again)
   end)
+  if last > 1 and case.async then os.execute(("rm -rf %s-seen"):format(kept)) end
   for n = last > 0 and last + 1 or 0, 0, -1 do peri.ffi.check(peri.ffi.C.peri_checkpoint_remove(path_of(n))) end
 end
 
