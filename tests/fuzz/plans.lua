@@ -436,7 +436,6 @@ local function check(case)
     for _, s in ipairs(module:local_shards()) do check_shard(case, s, whole) end
   end
   if not case.worlds[2] then return train(case, 1, want, 1, STEPS, nothing, states) end
-  --- The checkpoint after so many increments.
   local function path_of(n) return n == 0 and kept or ("%s-%d"):format(kept, n) end
   local last = case.increments
   local function save(module, world, n, async)
