@@ -4,6 +4,7 @@
 --   luajit runtime/gen/reference.lua manual >manual.lua          the module perilune.manual, of which `perilune help` shows texts
 package.path = "runtime/gen/?.lua;" .. package.path
 local annotations = require "annotations"
+local families = require "families"
 
 local M = {}
 
@@ -16,8 +17,22 @@ local function list(command)
   return out
 end
 
---- The definition files' pages, and the types of all of them.
-function M.pages() return annotations.all(list(("ls %s/*.lua"):format(DEFINITIONS))) end
+--- The definition files' pages in the order of their families, and the types of all of them.
+function M.pages()
+  local pages, types = annotations.all(list(("ls %s/*.lua"):format(DEFINITIONS)))
+  local by_name, sorted = {}, {}
+  for _, page in ipairs(pages) do by_name[page.name] = page end
+  for _, family in ipairs(families) do
+    for i = 2, #family do
+      local page = by_name[family[i]] or error(("runtime/gen/families.lua: there is no page '%s'"):format(family[i]), 0)
+      page.family, sorted[#sorted + 1] = family[1], page
+    end
+  end
+  for _, page in ipairs(pages) do
+    if not page.family then error(("runtime/gen/families.lua: page '%s' is in no family"):format(page.name), 0) end
+  end
+  return sorted, types
+end
 --- The headers' pages.
 function M.headers()
   local pages = {}
@@ -159,14 +174,18 @@ Lua (LuaLS) complete names and arguments from the files that these pages are mad
 
 --- The index of all pages.
 function M.index(pages, headers)
-  local out = { NOTICE:format(DEFINITIONS) .. "\n" .. INDEX .. "| page | names |\n|---|---|" }
+  local out, family = { NOTICE:format(DEFINITIONS) .. "\n" .. INDEX:gsub("\n+$", "") }, nil
   for _, page in ipairs(pages) do
-    local names = {}
+    local names, all = {}, {}
+    if page.family ~= family then out[#out + 1] = ("\n### %s\n\n| page | names |\n|---|---|"):format(page.family) end
+    family = page.family
     for _, e in ipairs(page.entries) do
-      if e.kind ~= "function" or e.owner:match "^peri%.?[%l_%.]*$" then
-        names[#names + 1] = ("[`%s`](%s.md#%s)"):format(e.name:gsub("^peri%.", ""), page.name, anchor(e.name))
+      all[#all + 1] = ("[`%s`](%s.md#%s)"):format(e.name:gsub("^peri%.", ""), page.name, anchor(e.name))
+      if e.kind ~= "face" and (e.kind ~= "function" or e.owner:match "^peri%.?[%l_%.]*$") then
+        names[#names + 1] = all[#all]
       end
     end
+    if #names == 0 then names = all end -- methods only
     out[#out + 1] = ("| [%s](%s.md) | %s |"):format(page.title, page.name, table.concat(names, ", "))
   end
   out[#out + 1] = "\n## C\n\n| header | |\n|---|---|"
@@ -212,7 +231,7 @@ function M.terminal(entry, types)
   return table.concat(out, "\n")
 end
 
---- The module perilune.manual: { pages = { { name, title, { names } } }, texts = { name -> text }, briefs = { name -> sentence },
+--- The module perilune.manual: { pages = { { name, title, family, { names } } }, texts = { name -> text }, briefs = { name -> sentence },
 --- bases = { class -> the class above it } }.
 function M.manual()
   local pages, types = M.pages()
@@ -221,10 +240,11 @@ function M.manual()
     out[#out + 1] = ("M.texts[%q] = %q"):format(name, text)
     if brief then out[#out + 1] = ("M.briefs[%q] = %q"):format(name, brief) end
   end
-  local function add_page(name, title, names)
+  local function add_page(name, title, family, names)
     local quoted = {}
     for i, n in ipairs(names) do quoted[i] = ("%q"):format(n) end
-    out[#out + 1] = ("M.pages[#M.pages + 1] = { name = %q, title = %q, names = { %s } }"):format(name, title, table.concat(quoted, ", "))
+    out[#out + 1] = ("M.pages[#M.pages + 1] = { name = %q, title = %q, family = %q, names = { %s } }"):format(name, title, family,
+      table.concat(quoted, ", "))
   end
   for _, page in ipairs(pages) do
     local names = {}
@@ -233,7 +253,7 @@ function M.manual()
       add(entry.name, M.terminal(entry, types), M.brief(entry))
       if entry.kind == "class" and entry.base then out[#out + 1] = ("M.bases[%q] = %q"):format(entry.name, entry.base) end
     end
-    add_page(page.name, page.title, names)
+    add_page(page.name, page.title, page.family, names)
   end
   for _, page in ipairs(M.headers()) do
     local names = {}
@@ -243,7 +263,7 @@ function M.manual()
         add(name, entry.text .. (entry.text == "" and "" or "\n\n") .. "  " .. entry.code:gsub("\n", "\n  "))
       end
     end
-    add_page(page.name .. ".h", "C: perilune/" .. page.name .. ".h", names)
+    add_page(page.name .. ".h", "perilune/" .. page.name .. ".h", "C", names)
   end
   out[#out + 1] = "return M"
   return table.concat(out, "\n") .. "\n"

@@ -68,8 +68,12 @@ local function listing(names)
 end
 
 local function contents()
-  local lines = { "The reference. Pages:\n" }
-  for _, page in ipairs(manual().pages) do lines[#lines + 1] = ("  %-16s %s"):format(page.name, page.title) end
+  local lines, family = { "The reference. Pages:" }, nil
+  for _, page in ipairs(manual().pages) do
+    if page.family ~= family then lines[#lines + 1] = "\n" .. page.family .. "\n" end
+    family = page.family
+    lines[#lines + 1] = ("  %-20s %s"):format(page.name, page.title)
+  end
   lines[#lines + 1] = "\nperilune help PAGE lists the names of a page, perilune help NAME tells about a name, such as KeyedJaggedTensor,"
   lines[#lines + 1] = "KeyedJaggedTensor:permute, permute or peri_kjt_permute. The same as pages: docs/reference."
   return table.concat(lines, "\n")
