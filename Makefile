@@ -603,8 +603,12 @@ $B/bench/libcomm_mpi.so: tests/bench/comm_mpi.c $(CONFIG)
 bench-comm: all $(PEER) $(if $(HAVE_MPI),$B/bench/libcomm_mpi.so)
 	$(call BENCH,comm,$(if $(HAVE_MPI),2 4,1))
 	@$(if $(and $(PYTHON),$(HAVE_MPI)),$(PEER) tests/bench/peers/kjt.py --perilune $(LAUNCHER) --out build/bench/comm.jsonl)
-bench-serve: all
+bench-serve: all $B/bench/lookup
 	$(call BENCH,serve,1)
+	@$B/bench/lookup build/bench/serve.jsonl 1 2 4 $(filter-out 1 2 4,$(CORES))
+$B/bench/lookup: tests/bench/lookup.c $(LIB_A)
+	@mkdir -p $(@D)
+	$(Q)$(CC) -std=c11 -D_GNU_SOURCE -O2 $(WARN) -Iruntime/include $^ $(LIBS) -o $@
 bench-embed: all $(PEER) $B/tests/bench/libroofline.so
 	$(call BENCH,embed,1,,--roofline $B/tests/bench/libroofline.so $(if $(PYTHON),--python $(PEER)))
 $B/tests/bench/libroofline.so: tests/bench/roofline.c tests/bench/sort.c $(LIB_A)
