@@ -108,11 +108,13 @@ static void note_pass(peri_tbe *tbe)
 {
     const peri_tbe_optimizer *o = &tbe->optimizer;
     uint64_t pass = peri__backward_running();
-    bool again = pass != 0 && pass == tbe->last_pass;
+    if (pass == 0 || tbe->n_tables == 0 || o->kind == PERI_TBE_NONE || (o->kind == PERI_TBE_SGD && o->weight_decay == 0)) return;
+    pthread_mutex_lock(&tbe->small); /* other threads update it, too */
+    const bool tell = pass == tbe->last_pass && !tbe->told_twice;
     tbe->last_pass = pass;
-    if (!again || tbe->told_twice || tbe->n_tables == 0 || o->kind == PERI_TBE_NONE || (o->kind == PERI_TBE_SGD && o->weight_decay == 0))
-        return;
-    tbe->told_twice = true;
+    tbe->told_twice = tbe->told_twice || tell;
+    pthread_mutex_unlock(&tbe->small);
+    if (!tell) return;
     peri__log(PERI_LOG_WARN, "table '%.120s'%s: one backward pass updates it for each of several lookups, so its optimizer (%s) takes "
               "several steps, as FBGEMM's does; one lookup of all features of a step takes one step", tbe->tables[0].name,
               tbe->n_tables > 1 ? " and those beside it" : "", peri_tbe_optimizer_name(o->kind));

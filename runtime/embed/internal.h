@@ -149,7 +149,7 @@ struct peri_tbe {
     /* Among threads: lookups in memory hold `lock` together, calls that change something alone. Among streams: lookups wait for
      * `changed`, which follows the last call that changed something; these wait for `looked` too, which follows all lookups. */
     pthread_rwlock_t lock;
-    pthread_mutex_t small; /* `looked`, `counted`, and the lists of idle batches and rooms */
+    pthread_mutex_t small; /* `looked`, `counted`, the lists of idle batches and rooms, `last_pass` and `told_twice` */
     peri_event *changed, *looked;
     peri_event *counted; /* after the last kernel that added to `counters` beside lookups */
     peri_tbe_batch *idle;
