@@ -30,6 +30,7 @@
 #   make help            this text
 #
 # Switches: SAN=address|undefined|thread  DEBUG=1  V=1  CC=  (each SAN builds into its own folder)
+#           ISA=native|avx2|avx512 (kernels for this processor, or for one instruction set, alone; a folder of its own)
 #           MPI=1 CUDA=1 (absence is an error)  WERROR=1 (warnings are errors, as in continuous integration)
 #           SEED= ONLY= (tests: order and inputs, a pattern of names)
 
@@ -63,7 +64,15 @@ ifneq ($(filter-out address undefined thread,$(SAN)),)
 $(error SAN=$(SAN): allowed are address, undefined, thread)
 endif
 
-B := build$(if $(SAN),/san-$(SAN))$(if $(DEBUG),/debug)
+# Kernels are compiled for all instruction sets, which takes as long as all else, or, for those who change them, for one.
+ISA ?=
+FLAGS_HERE := $(if $(filter native,$(ISA)),$(shell grep -m 1 '^flags' /proc/cpuinfo))
+ISA_HERE := $(if $(filter-out native,$(ISA)),$(ISA),$(if $(filter avx512vl,$(FLAGS_HERE)),avx512,$(if $(filter avx2,$(FLAGS_HERE)),avx2)))
+ifneq ($(filter-out native avx2 avx512,$(ISA)),)
+$(error ISA=$(ISA): allowed are native, avx2, avx512)
+endif
+
+B := build$(if $(SAN),/san-$(SAN))$(if $(DEBUG),/debug)$(if $(ISA),/isa-$(ISA))
 
 # -- what the machine has ---------------------------------------------------------------------------------------------------------
 
@@ -89,7 +98,7 @@ LAYERS := base plugin tensor sparse collision comm embed shard io checkpoint mod
 CORE := $(sort $(foreach l,$(LAYERS),$(wildcard runtime/$(l)/*.c runtime/$(l)/*/*.c))) \
 	$(wildcard $(foreach b,cpu opaque self sim,runtime/backends/$(b).c)) $(wildcard runtime/backends/cpu_*.c) runtime/host/host.c runtime/host/lua.c kernels/select.c kernels/ref/unit.c
 ARCH := $(shell uname -m)
-ISAS := $(if $(filter x86_64,$(ARCH)),avx2 avx512)
+ISAS := $(if $(filter x86_64,$(ARCH)),$(if $(ISA),$(ISA_HERE),avx2 avx512))
 HEADERS := $(sort $(wildcard runtime/include/perilune/*.h))
 CDEF_HEADERS := $(filter-out %/host.h,$(HEADERS))
 # Definition files describe the public API: for editors, the reference and `perilune help`. They are no modules.
@@ -105,11 +114,15 @@ PFLAGS := -std=c11 -D_GNU_SOURCE -fPIC -fvisibility=hidden -Iruntime/include $(O
 	$(if $(HAVE_URING),-DPERI_HAVE_URING) $(if $(SAN)$(DEBUG),-DPERI_DEBUG)
 # Floating point is IEEE, except that products and sums may fuse where the instruction set has it: kernels say what may differ.
 KFLAGS := -O3 -fno-math-errno -fno-trapping-math -Wno-conversion -Wno-float-conversion -Wno-unused-function
+# How much of a unit may be inlined is a share of its size: with gcc's own, 40, what is inlined would depend on which families share a unit.
+UNIT_FLAGS := --param inline-unit-growth=60
 FLAGS_avx2 := -mavx2 -mfma -mf16c -mbmi2 -mtune=haswell -Wno-psabi
 FLAGS_avx512 := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c -mbmi2 -mprefer-vector-width=512 -mtune=znver3
 
-# First, because they take longest to compile.
-KERNEL_UNITS := $(foreach isa,$(ISAS),$(patsubst kernels/cpu/%.c,$B/obj/kernels/cpu/$(isa)/%.o,$(wildcard kernels/cpu/unit*.c)))
+# Units of kernels, or their pieces (unit_tbe_forward.int8): see kernels/cpu/unit.h. First, because they take longest to compile.
+PIECES := $(shell cd kernels/cpu && for u in unit_*.c; do all=$$(sed -n 's/^ \* pieces: //p' $$u); \
+	for p in $${all:-$$u}; do [ $$p = $$u ] && echo $${u%.c} || echo $${u%.c}.$$p; done; done)
+KERNEL_UNITS := $(foreach isa,$(ISAS),$(PIECES:%=$B/obj/kernels/cpu/$(isa)/%.o))
 OBJ := $(KERNEL_UNITS) $(CORE:%.c=$B/obj/%.o)
 LIB_A := $B/libperilune.a
 LIB_SO := $B/libperilune.so.$(VERSION)
@@ -222,7 +235,7 @@ setup:
 # -- compiling ----------------------------------------------------------------------------------------------------------------------
 
 $B/obj/kernels/ref/unit.o: EXTRA := $(KFLAGS) -ffp-contract=off
-$B/obj/kernels/select.o: EXTRA := $(KFLAGS)
+$B/obj/kernels/select.o: EXTRA := $(KFLAGS) $(ISAS:%=-DPERI_ISA_%)
 $B/obj/runtime/backends/cpu_gemm.o: EXTRA := -DPERI_OPENBLAS_FOLDER='"$(patsubst -L%,%,$(firstword $(filter -L%,$(OPENBLAS_LIBS))))"'
 
 $B/obj/%.o: %.c $(CONFIG) | needed
@@ -230,13 +243,13 @@ $B/obj/%.o: %.c $(CONFIG) | needed
 	@$(if $(V),,echo '  CC      $<')
 	$(Q)$(CC) $(CFLAGS) $(PFLAGS) $(EXTRA) -MMD -MP -c $< -o $@
 
-define compile_units
-$B/obj/kernels/cpu/$(1)/%.o: kernels/cpu/%.c $(CONFIG) | needed
+define compile_unit
+$B/obj/kernels/cpu/$(1)/$(2).o: kernels/cpu/$(basename $(2)).c $(CONFIG) | needed
 	@mkdir -p $$(@D)
-	@$$(if $$(V),,echo '  CC      $$< ($(1))')
-	$$(Q)$$(CC) $$(CFLAGS) $$(PFLAGS) $$(KFLAGS) $$(FLAGS_$(1)) -DK_ISA=$(1) -MMD -MP -c $$< -o $$@
+	@$$(if $$(V),,echo '  CC      $$< ($(1)$(subst ., ,$(suffix $(2))))')
+	$$(Q)$$(CC) $$(CFLAGS) $$(PFLAGS) $$(KFLAGS) $$(UNIT_FLAGS) $$(FLAGS_$(1)) -DK_ISA=$(1) $(patsubst .%,-DK_PIECE=%,$(suffix $(2))) -MMD -MP -c $$< -o $$@
 endef
-$(foreach isa,$(ISAS),$(eval $(call compile_units,$(isa))))
+$(foreach isa,$(ISAS),$(foreach piece,$(PIECES),$(eval $(call compile_unit,$(isa),$(piece)))))
 
 $(LIB_A): $(OBJ)
 	@$(if $(V),,echo '  AR      $@')
@@ -260,7 +273,7 @@ kept: all
 # Two files, without MPI and CUDA, for hosts that compile the library with one call of their compiler.
 amalgamation: needed
 	@mkdir -p $B/amalgamation
-	$(Q)luajit runtime/gen/amalgamation.lua $B/amalgamation $(VERSION) kernels/cpu/unit.c kernels/cpu/unit_tbe.c $(CORE)
+	$(Q)luajit runtime/gen/amalgamation.lua $B/amalgamation $(VERSION) $(foreach p,$(PIECES),kernels/cpu/$(basename $p).c$(patsubst .%,:%,$(suffix $p))) $(CORE)
 	@echo '$B/amalgamation/perilune.c, perilune.h: cc -std=gnu11 -O2 host.c perilune.c -lxxhash -lpthread -ldl -lm'
 
 # The program of spec/linking_spec.lua, made of them; says how long the compiler took.
@@ -429,6 +442,17 @@ SERVE_LIBS = $(filter $(SERVE_A),$^)
 TEST_PLUGINS := $(patsubst tests/unit/plugins/%.c,$B/tests/unit/plugins/libperilune_%.so,$(wildcard tests/unit/plugins/*.c))
 TEST_FLAGS := $(PFLAGS) -I. -Wno-missing-prototypes -Wno-conversion -Wno-unused-function
 
+# The library's objects once more, with nothing hidden: see tests/harness/visible.lua.
+TESTS_SO := $B/tests/libperilune_tests.so
+$(TESTS_SO): $(OBJ) tests/harness/visible.lua
+	@mkdir -p $(@D)
+	@$(if $(V),,echo '  LINK    $@')
+	$(Q)$(CC) -r -nostdlib $(OBJ) -o $@.o
+	$(Q)luajit tests/harness/visible.lua $@.o
+	$(Q)$(CC) $(CFLAGS) $(SANFLAGS) -shared -Wl,-Bsymbolic -Wl,-soname,$(@F) $@.o $(LIBS) -o $@
+# A program is compiled again when a header that it includes has changed; names are looked up when it starts.
+TEST_LIBS = $(SERVE_LIBS) $(or $(UNIT_LIBRARY),$(TESTS_SO)) -Wl,-z,now -Wl,-rpath,'$$ORIGIN/..' $(if $(SERVE_LIBS),-lmicrohttpd) $(LIBS)
+
 # Programs of kernels get a malloc whose blocks end at closed pages; the sanitizers bring their own.
 FENCE = $(if $(SAN),,$(filter tests/harness/fence.c,$^))
 $(filter $B/tests/kernels/%,$(UNIT)): tests/harness/fence.c
@@ -436,11 +460,11 @@ $(filter $B/tests/kernels/%,$(UNIT)): tests/harness/fence.c
 $B/tests/unit/test_lua: $(LIB_SO) $(LUA_SO)
 $B/tests/unit/test_lua: UNIT_LIBRARY := -L$B -Wl,-rpath,$(abspath $B) -lperilune -L$(dir $(firstword $(LUAJIT_LIBS))) -lluajit-5.1
 $B/tests/unit/test_lua: TEST_FLAGS += $(LUAJIT_CFLAGS)
-$(UNIT): $B/%: %.c $(LIB_A)
+$(UNIT): $B/%: %.c $(CONFIG) | $(TESTS_SO)
 	@mkdir -p $(@D)
 	@$(if $(V),,echo '  TEST    $<')
 	$(Q)$(CC) $(CFLAGS) $(TEST_FLAGS) -MMD -MP -MF $@.d -MT $@ -c $< -o $@.o
-	$(Q)$(CC) $(CFLAGS) $(TEST_FLAGS) -rdynamic $@.o $(FENCE) $(SERVE_LIBS) $(or $(UNIT_LIBRARY),$(LIB_A)) -lcmocka $(if $(SERVE_LIBS),-lmicrohttpd) $(LIBS) -o $@
+	$(Q)$(CC) $(CFLAGS) $(TEST_FLAGS) -rdynamic $@.o $(FENCE) -lcmocka $(TEST_LIBS) -o $@
 
 # Programs in C++: of the pretended GPU.
 UNIT_CXX := $(if $(and $(HAVE_CXX),$(HAVE_CMOCKA)),$(patsubst %.cc,$B/%,$(wildcard tests/unit/*.cc)))
@@ -450,10 +474,11 @@ $(UNIT_CXX): $B/%: %.cc $(UNIT_CXX_OBJ)
 	@$(if $(V),,echo '  TEST    $<')
 	$(Q)$(CXX) $(CU_HOST_FLAGS) $(if $(SAN),,$(RACES_FLAGS)) -MMD -MP -MF $@.d -c $< -o $@.o && $(CXX) $(SANFLAGS) $@.o $(UNIT_CXX_OBJ) -lcmocka -lpthread -ldl -o $@
 
-$(FUZZ): $B/%: %.c tests/harness/fuzz_main.c $(LIB_A)
+$(FUZZ): $B/%: %.c tests/harness/fuzz_main.c $(CONFIG) | $(TESTS_SO)
 	@mkdir -p $(@D)
 	@$(if $(V),,echo '  FUZZ    $<')
-	$(Q)$(CC) $(CFLAGS) $(TEST_FLAGS) -MMD -MP $< tests/harness/fuzz_main.c $(SERVE_LIBS) $(LIB_A) $(LIBS) -o $@
+	$(Q)$(CC) $(CFLAGS) $(TEST_FLAGS) -MMD -MP -MF $@.d -MT $@ -c $< -o $@.o
+	$(Q)$(CC) $(CFLAGS) $(TEST_FLAGS) $@.o tests/harness/fuzz_main.c $(TEST_LIBS) -o $@
 
 $(TEST_PLUGINS): $B/tests/unit/plugins/libperilune_%.so: tests/unit/plugins/%.c $(CONFIG) | needed
 	@mkdir -p $(@D)

@@ -7,11 +7,8 @@
 #ifndef PERI_KERNELS_BAGS_H
 #define PERI_KERNELS_BAGS_H
 
+#include "list.h"
 #include "tbe.h"
-
-#define PERI_KERNELS_BAGS(X)                                                                                                          \
-    X(bag_pad, peri_k_bag_pad_args) X(bag_scale, peri_k_bag_scale_args) X(bag_max, peri_k_bag_max_args)                               \
-    X(bag_max_grad, peri_k_bag_max_grad_args) X(bag_renorm, peri_k_bag_renorm_args)
 
 /** out[i] = ids[i] == padding ? -1 : ids[i]. range: ids. */
 typedef struct peri_k_bag_pad_args {
@@ -69,5 +66,7 @@ typedef struct peri_k_bag_renorm_args {
     double max_norm, norm_type;
     int32_t dtype;
 } peri_k_bag_renorm_args;
+
+PERI_KERNELS_BAGS(PERI_K_ARGS_OF)
 
 #endif

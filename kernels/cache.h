@@ -8,10 +8,8 @@
 #ifndef PERI_KERNELS_CACHE_H
 #define PERI_KERNELS_CACHE_H
 
+#include "list.h"
 #include "tbe.h"
-
-#define PERI_KERNELS_CACHE(X)                                                                                                         \
-    X(cache_fill, peri_k_cache_args) X(cache_spill, peri_k_cache_args)
 
 enum { PERI_CACHE_PARTS = 6, PERI_CACHE_RECORD_HEAD = 8 };
 
@@ -39,5 +37,7 @@ typedef struct peri_k_cache_args {
     int64_t *slot_row; /* cache_fill: by linear row: gets move.row; NULL: nobody asks */
     int32_t n_parts, reserved;
 } peri_k_cache_args;
+
+PERI_KERNELS_CACHE(PERI_K_ARGS_OF)
 
 #endif

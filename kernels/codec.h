@@ -10,8 +10,7 @@
 
 #include <perilune/base.h>
 
-#define PERI_KERNELS_CODEC(X)                                                                                                         \
-    X(codec_encode, peri_k_codec_args) X(codec_decode, peri_k_codec_args)
+#include "list.h"
 
 /** codec_encode: wire = encode(x); codec_decode: x = decode(wire), for the blocks of the range. range: blocks; elements where block is 1.
  *  The wire has no alignment where it consists of bytes.
@@ -44,5 +43,7 @@ typedef struct peri_k_codec_args {
     float loss_scale;                     /* FP16, BF16; else 1 */
     uint64_t seed;                        /* PERI_ROUND_STOCHASTIC: word (seed, 0, block) of the generator */
 } peri_k_codec_args;
+
+PERI_KERNELS_CODEC(PERI_K_ARGS_OF)
 
 #endif

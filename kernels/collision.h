@@ -17,16 +17,7 @@
 #include <perilune/base.h>
 
 #include "inline.h"
-
-#define PERI_KERNELS_COLLISION(X)                                                                                                     \
-    X(collision_check, peri_k_collision_find_args) X(mch_find, peri_k_collision_find_args) X(hash_map_find, peri_k_collision_find_args) \
-    X(hash_map_again, peri_k_collision_find_args) X(collision_count, peri_k_collision_group_args)                                     \
-    X(collision_starts, peri_k_collision_group_args) X(collision_group, peri_k_collision_group_args)                                  \
-    X(mch_coalesce, peri_k_collision_learn_args) X(mch_evict, peri_k_collision_learn_args)                                            \
-    X(hash_map_insert, peri_k_collision_learn_args) X(collision_changed, peri_k_collision_changed_args)                               \
-    X(mch_sorted, peri_k_collision_state_args) X(mch_validate, peri_k_collision_state_args) X(mch_load, peri_k_collision_state_args)  \
-    X(hash_map_read, peri_k_collision_state_args) X(hash_map_validate, peri_k_collision_state_args)                                   \
-    X(hash_map_load, peri_k_collision_state_args) X(collision_reset, peri_k_collision_state_args)
+#include "list.h"
 
 /** What to do with an id that has no row of its own; as PERI_MISS_*, without the default. */
 enum { PERI_K_MISS_ROW = 1, PERI_K_MISS_HASH = 2, PERI_K_MISS_DROP = 3, PERI_K_MISS_ERROR = 4 };
@@ -261,5 +252,7 @@ K_INLINE int64_t peri_k_mch_numbers(const peri_k_collision_state_args *a, int64_
 
 /** Hash: whether the expiry at @place of a state can be one. */
 K_INLINE bool peri_k_hash_expiry(const peri_k_collision_state_args *a, int64_t place) { return !a->expiries || a->expiries[place] >= -1; }
+
+PERI_KERNELS_COLLISION(PERI_K_ARGS_OF)
 
 #endif

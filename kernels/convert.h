@@ -7,9 +7,7 @@
 
 #include <perilune/base.h>
 
-#define PERI_KERNELS_CONVERT(X)                                                                                                       \
-    X(fill, peri_k_fill_args) X(convert, peri_k_convert_args) X(random, peri_k_random_args) X(reduce, peri_k_reduce_args)             \
-    X(divide, peri_k_divide_args)
+#include "list.h"
 
 /** for i in range: dst[i] = value, converted to dtype like `convert` does. range: elements. */
 typedef struct peri_k_fill_args {
@@ -67,5 +65,7 @@ typedef struct peri_k_divide_args {
     int32_t dtype;
     double divisor;
 } peri_k_divide_args;
+
+PERI_KERNELS_CONVERT(PERI_K_ARGS_OF)
 
 #endif

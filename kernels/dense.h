@@ -9,17 +9,7 @@
 
 #include <perilune/base.h>
 
-#define PERI_KERNELS_DENSE(X)                                                                                                         \
-    X(axpy, peri_k_axpy_args) X(unary, peri_k_unary_args) X(unary_grad, peri_k_unary_grad_args) X(binary, peri_k_binary_args)         \
-    X(muladd, peri_k_muladd_args) X(bias_act, peri_k_bias_act_args) X(act_grad, peri_k_act_grad_args) X(cross, peri_k_cross_args)     \
-    X(cross_grad, peri_k_cross_grad_args) X(sum_dim, peri_k_sum_dim_args)                                                             \
-    X(max_dim, peri_k_max_dim_args) X(max_dim_grad, peri_k_max_dim_grad_args) X(softmax, peri_k_softmax_args)                         \
-    X(softmax_grad, peri_k_softmax_grad_args) X(layer_norm, peri_k_layer_norm_args) X(layer_norm_grad, peri_k_layer_norm_grad_args)   \
-    X(dropout, peri_k_dropout_args) X(interaction, peri_k_interaction_args) X(interaction_grad, peri_k_interaction_grad_args)         \
-    X(loss, peri_k_loss_args) X(loss_grad, peri_k_loss_grad_args) X(mean, peri_k_mean_args)                                           \
-    X(cross_entropy, peri_k_cross_entropy_args) X(cross_entropy_grad, peri_k_cross_entropy_grad_args)
-#define PERI_STEPS_DENSE(X) X(panel_product, peri_k_panel_product_args)
-#define PERI_OPS_DENSE(X) X(gemm, peri_op_gemm)
+#include "list.h"
 
 /** Operation: C = alpha * op(A) * op(B) + beta * C, row-major, `batch` times with element strides between the matrices. op(A) is m x k,
  *  op(B) is k x n, C is m x n; lda, ldb, ldc are elements from one stored row to the next. beta = 0 never reads C. In what order products
@@ -350,5 +340,7 @@ typedef struct peri_k_cross_entropy_grad_args {
     int64_t classes, g_stride;
     double scale;
 } peri_k_cross_entropy_grad_args;
+
+PERI_KERNELS_DENSE(PERI_K_ARGS_OF) PERI_OPS_DENSE(PERI_OP_ARGS_OF)
 
 #endif

@@ -8,11 +8,7 @@
 
 #include <perilune/base.h>
 
-#define PERI_KERNELS_ELEMENTS(X)                                                                                                      \
-    X(compare, peri_k_compare_args) X(where, peri_k_where_args) X(take, peri_k_take_args) X(take_add, peri_k_take_add_args)           \
-    X(running_sum, peri_k_running_sum_args) X(iota, peri_k_iota_args)
-#define PERI_STEPS_ELEMENTS(X) X(sort_line, peri_k_sort_line_args)
-#define PERI_OPS_ELEMENTS(X) X(sort_lines, peri_op_sort_lines)
+#include "list.h"
 
 /** For each index in row-major order of shape: dst[i] = a[..] op b[..], 0 or 1. b NULL: the number `value` (floats) or `whole` (integers
  *  and bool) stands for each b. Any dtype that is not complex, the same for a and b; with a NaN only NE is true. range: elements. */
@@ -97,5 +93,7 @@ typedef struct peri_k_sort_line_args {
     peri_op_sort_lines sort;
     peri_k_sort_entry *room; /* 2 * n entries for each line */
 } peri_k_sort_line_args;
+
+PERI_KERNELS_ELEMENTS(PERI_K_ARGS_OF) PERI_OPS_ELEMENTS(PERI_OP_ARGS_OF)
 
 #endif

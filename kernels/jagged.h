@@ -13,15 +13,7 @@
 
 #include <perilune/base.h>
 
-#define PERI_KERNELS_JAGGED(X)                                                                                                           \
-    X(jagged_bounds, peri_k_jagged_bounds_args) X(jagged_lengths, peri_k_jagged_lengths_args) X(jagged_copy, peri_k_jagged_copy_args)    \
-    X(jagged_sum, peri_k_jagged_sum_args) X(jagged_to_padded, peri_k_jagged_padded_args)                                                 \
-    X(jagged_from_padded, peri_k_jagged_padded_args) X(columns_sum, peri_k_columns_sum_args)
-#define PERI_STEPS_JAGGED(X)                                                                                                             \
-    X(cumsum_sums, peri_k_cumsum_args) X(cumsum_scan, peri_k_cumsum_args) X(cumsum_write, peri_k_cumsum_args)                            \
-    X(jagged_check, peri_k_jagged_check_args) X(jagged_report, peri_k_jagged_report_args)
-#define PERI_OPS_JAGGED(X)                                                                                                               \
-    X(cumsum, peri_op_cumsum) X(bags_report, peri_op_bags_report)
+#include "list.h"
 
 enum { PERI_JAGGED_BLOCK = 4096 };
 
@@ -178,5 +170,7 @@ typedef struct peri_k_columns_sum_args {
     int64_t n_items;
     int32_t dtype; /* PERI_F32, PERI_F64, PERI_F16, PERI_BF16 */
 } peri_k_columns_sum_args;
+
+PERI_KERNELS_JAGGED(PERI_K_ARGS_OF) PERI_OPS_JAGGED(PERI_OP_ARGS_OF)
 
 #endif

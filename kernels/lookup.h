@@ -8,18 +8,7 @@
 
 #include <perilune/base.h>
 
-#define PERI_KERNELS_LOOKUP(X)                                                                                                        \
-    X(batch_select, peri_k_batch_select_args) X(batch_select_sum, peri_k_batch_select_args) X(unary_sum, peri_k_unary_sum_args)       \
-    X(unary_sum_back, peri_k_unary_sum_args) X(prune_mark, peri_k_prune_mark_args) X(mask_lengths, peri_k_mask_args)                  \
-    X(hash_find, peri_k_hash_args) X(murmur_hash3, peri_k_murmur_hash3_args) X(calibrate, peri_k_calibrate_args)
-#define PERI_STEPS_LOOKUP(X)                                                                                                          \
-    X(table_rows, peri_k_table_rows_args) X(weights_by_id, peri_k_weights_by_id_args) X(slice_bounds, peri_k_slice_bounds_args)       \
-    X(mask_sums, peri_k_mask_args) X(mask_pick, peri_k_mask_args) X(mask_spread, peri_k_mask_args) X(mask_places, peri_k_mask_args)   \
-    X(hash_insert, peri_k_hash_args)
-#define PERI_OPS_LOOKUP(X)                                                                                                            \
-    X(table_rows, peri_k_table_rows_args) X(weights_by_id, peri_k_weights_by_id_args) X(slice_bounds, peri_k_slice_bounds_args)       \
-    X(mask_count, peri_k_mask_args) X(mask_pick, peri_k_mask_args) X(mask_spread, peri_k_mask_args) X(mask_places, peri_k_mask_args)  \
-    X(hash_insert, peri_k_hash_args)
+#include "list.h"
 
 /* -- ids of several tables ------------------------------------------------------------------------------------------------------- */
 
@@ -168,5 +157,7 @@ typedef struct peri_k_calibrate_args {
     int64_t bins, segments, in_use_after;
     int32_t dtype, ends_dtype, values_dtype;
 } peri_k_calibrate_args;
+
+PERI_KERNELS_LOOKUP(PERI_K_ARGS_OF) PERI_OPS_LOOKUP(PERI_OP_ARGS_OF)
 
 #endif

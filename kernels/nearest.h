@@ -5,10 +5,8 @@
 #ifndef PERI_KERNELS_NEAREST_H
 #define PERI_KERNELS_NEAREST_H
 
+#include "list.h"
 #include "quantize.h"
-
-#define PERI_OPS_NEAREST(X) X(nearest, peri_op_nearest)
-#define PERI_STEPS_NEAREST(X) X(nearest_part, peri_k_nearest_args) X(nearest_merge, peri_k_nearest_args)
 
 /** score(q, i) = sum over d of queries[q, d] * item i's number d, products and sums in f32, summed in any order that depends on dim alone:
  *  not on the other queries and items. Rows of codes are what rows_restore makes of them. A score that is NaN counts as -infinity.
@@ -38,5 +36,7 @@ typedef struct peri_k_nearest_args {
     float *rows;           /* parts x PERI_NEAREST_ROWS x dim */
     int64_t parts;
 } peri_k_nearest_args;
+
+PERI_OPS_NEAREST(PERI_OP_ARGS_OF)
 
 #endif

@@ -10,12 +10,7 @@
 
 #include <perilune/base.h>
 
-#define PERI_KERNELS_OPTIM(X)                                                                                                         \
-    X(optim_sgd, peri_k_optim_sgd_args) X(optim_adagrad, peri_k_optim_adagrad_args) X(optim_adam, peri_k_optim_adam_args)             \
-    X(optim_rmsprop, peri_k_optim_rmsprop_args) X(optim_rowwise_adagrad, peri_k_optim_rowwise_adagrad_args)                           \
-    X(norm_partial, peri_k_norm_partial_args) X(clip_norm, peri_k_clip_norm_args) X(clip_value, peri_k_clip_value_args)
-#define PERI_STEPS_OPTIM(X) X(norm_finish, peri_k_norm_finish_args)
-#define PERI_OPS_OPTIM(X) X(norm_finish, peri_k_norm_finish_args)
+#include "list.h"
 
 /** One array, or one parameter with its gradient and states. Kernels that work on a single array have it in w. */
 typedef struct peri_optim_part {
@@ -118,5 +113,7 @@ typedef struct peri_k_clip_value_args {
     double limit;
     peri_optim_list list;
 } peri_k_clip_value_args;
+
+PERI_KERNELS_OPTIM(PERI_K_ARGS_OF) PERI_OPS_OPTIM(PERI_OP_ARGS_OF)
 
 #endif

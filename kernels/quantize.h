@@ -7,8 +7,7 @@
 
 #include <perilune/base.h>
 
-#define PERI_KERNELS_QUANTIZE(X)                                                                                                      \
-    X(rows_quantize, peri_k_rows_args) X(rows_restore, peri_k_rows_args)
+#include "list.h"
 
 /** A row of `cols` numbers x lies in `stride` bytes of any alignment: codes at `codes_at`, scale and bias, one after the other, at
  *  `scale_at`
@@ -38,5 +37,7 @@ typedef struct peri_k_rows_args {
     int32_t exponent_bits, exponent_bias; /* exponent_bits > 0: fp8 */
     bool half;                            /* scale and bias are f16 */
 } peri_k_rows_args;
+
+PERI_KERNELS_QUANTIZE(PERI_K_ARGS_OF)
 
 #endif

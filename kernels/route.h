@@ -11,14 +11,8 @@
 
 #include <perilune/base.h>
 
+#include "list.h"
 #include "spread.h"
-
-#define PERI_KERNELS_ROUTE(X)                                                                                                         \
-    X(route_count, peri_k_route_count_args) X(route_totals, peri_k_route_totals_args) X(route_pack, peri_k_route_pack_args)           \
-    X(route_return, peri_k_route_return_args) X(route_mean, peri_k_route_mean_args) X(route_combine, peri_k_route_combine_args)       \
-    X(route_spread, peri_k_route_spread_args) X(route_rows, peri_k_route_rows_args) X(route_rows_back, peri_k_route_rows_args)        \
-    X(route_pool, peri_k_route_pool_args) X(route_pool_weights, peri_k_route_pool_args) X(route_place, peri_k_route_place_args)       \
-    X(route_lines, peri_k_route_lines_args)
 
 /** One feature cut by one table's rows. */
 typedef struct peri_k_partition {
@@ -265,5 +259,7 @@ typedef struct peri_k_route_place_args {
     int64_t step;
     bool past;     /* what is copied does not fit the caches with what else is in use: long runs are written past them */
 } peri_k_route_place_args;
+
+PERI_KERNELS_ROUTE(PERI_K_ARGS_OF)
 
 #endif

@@ -7,9 +7,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-/** The highest instruction set that was compiled: a program of two files has less (runtime/gen/amalgamation.lua). */
-#ifndef PERI_ISA_MOST
-#define PERI_ISA_MOST 2
+/** Which instruction sets were compiled: those that the Makefile names (its ISA), PERI_ISA_avx2 and PERI_ISA_avx512, or all up to
+ *  PERI_ISA_MOST: a program of two files has less (runtime/gen/amalgamation.lua). */
+#if defined(PERI_ISA_MOST) && defined(__x86_64__)
+#if PERI_ISA_MOST >= 1
+#define PERI_ISA_avx2
+#endif
+#if PERI_ISA_MOST >= 2
+#define PERI_ISA_avx512
+#endif
 #endif
 
 const char *const peri_kernel_names[PERI_WORK_COUNT] = {
@@ -26,20 +32,46 @@ enum { ISA_COUNT = 3 };
 static peri_kernels tables[ISA_COUNT];
 static const char *const isa_names[ISA_COUNT] = {"ref", "avx2", "avx512"};
 
-/** The units of an instruction set that runs here; none: NULL. */
+/** X(name) for the units of kernels/cpu that have a table; no kernel is in two of them. */
+#define UNITS(X) X(dense) X(sparse) X(route) X(tbe)
+
+#if defined(PERI_ISA_avx2)
+#define X(unit) extern const peri_kernels peri_kernels_avx2_##unit;
+UNITS(X)
+#undef X
+static bool avx2_runs(void)
+{
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c") &&
+           __builtin_cpu_supports("bmi2");
+}
+#endif
+#if defined(PERI_ISA_avx512)
+#define X(unit) extern const peri_kernels peri_kernels_avx512_##unit;
+UNITS(X)
+#undef X
+static bool avx512_runs(void)
+{
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+#endif
+
+/** The units of an instruction set that is compiled in and runs here; none: NULL. */
 static const peri_kernels *const *units(int isa)
 {
     static const peri_kernels *const ref[] = {&peri_kernels_ref, NULL};
     if (isa == 0) return ref;
-#if defined(__x86_64__) && PERI_ISA_MOST >= 1
-    static const peri_kernels *const avx2[] = {&peri_kernels_avx2, &peri_kernels_avx2_tbe, NULL};
-    if (isa == 1 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) return avx2;
+#if defined(PERI_ISA_avx2)
+#define X(unit) &peri_kernels_avx2_##unit,
+    static const peri_kernels *const avx2[] = {UNITS(X) NULL};
+#undef X
+    if (isa == 1 && avx2_runs()) return avx2;
 #endif
-#if defined(__x86_64__) && PERI_ISA_MOST >= 2
-    static const peri_kernels *const avx512[] = {&peri_kernels_avx512, &peri_kernels_avx512_tbe, NULL};
-    if (isa == 2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl"))
-        return avx512;
+#if defined(PERI_ISA_avx512)
+#define X(unit) &peri_kernels_avx512_##unit,
+    static const peri_kernels *const avx512[] = {UNITS(X) NULL};
+#undef X
+    if (isa == 2 && avx512_runs()) return avx512;
 #endif
     return NULL;
 }
@@ -53,10 +85,12 @@ __attribute__((constructor)) static void choose(void)
     __builtin_cpu_init();
 #endif
     const char *wanted = secure_getenv("PERI_CPU_ISA");
+    const peri_kernels *below = NULL;
     for (int isa = 0; isa < ISA_COUNT; isa++) {
         const peri_kernels *const *own = units(isa);
-        if (!own || (isa > 0 && !tables[isa - 1].isa)) break;
-        if (isa > 0) tables[isa] = tables[isa - 1];
+        if (!own) continue;
+        if (below) tables[isa] = *below;
+        below = &tables[isa];
         tables[isa].isa = isa_names[isa];
         for (; *own; own++)
             for (int k = 0; k < PERI_KERNEL_COUNT; k++)

@@ -8,18 +8,7 @@
 
 #include <perilune/base.h>
 
-#define PERI_KERNELS_SPARSE(X)                                                                                                           \
-    X(jagged_places, peri_k_jagged_places_args) X(invert_permute, peri_k_invert_permute_args) X(segment_sum, peri_k_segment_sum_args)    \
-    X(levels_to_dense, peri_k_levels_args) X(segment_spread, peri_k_segment_spread_args)                                                 \
-    X(bucketize_replay, peri_k_bucketize_replay_args) X(levels_from_dense, peri_k_levels_args)
-#define PERI_STEPS_SPARSE(X)                                                                                                             \
-    X(index_check, peri_k_index_check_args) X(sort_keys, peri_k_sort_keys_args) X(sort_order, peri_k_sort_order_args)                    \
-    X(sort_lists, peri_k_sort_lists_args) X(unique_count, peri_k_unique_args) X(unique_write, peri_k_unique_args)                        \
-    X(unique_counts, peri_k_unique_args) X(mark_set, peri_k_mark_args) X(mark_count, peri_k_mark_args) X(mark_write, peri_k_mark_args)   \
-    X(mark_lookup, peri_k_mark_args) X(mark_tally, peri_k_mark_args) X(bucketize_count, peri_k_bucketize_args)                           \
-    X(bucketize_place, peri_k_bucketize_args)
-#define PERI_OPS_SPARSE(X)                                                                                                               \
-    X(index_check, peri_op_index_check) X(lists, peri_op_lists) X(unique, peri_op_unique) X(bucketize, peri_k_bucketize_args)
+#include "list.h"
 
 /* -- buckets --------------------------------------------------------------------------------------------------------------------- */
 
@@ -235,5 +224,7 @@ typedef struct peri_k_mark_args {
     int64_t total; /* all bits */
     int32_t dtype;
 } peri_k_mark_args;
+
+PERI_KERNELS_SPARSE(PERI_K_ARGS_OF) PERI_OPS_SPARSE(PERI_OP_ARGS_OF)
 
 #endif

@@ -26,21 +26,7 @@
 
 #include <perilune/base.h>
 
-#define PERI_KERNELS_TBE(X)                                                                                                             \
-    X(tbe_shift, peri_k_tbe_shift_args) X(tbe_run_tables, peri_k_tbe_run_tables_args) X(tbe_most_counted, peri_k_tbe_most_counted_args) \
-    X(tbe_mark, peri_k_tbe_mark_args)
-#define PERI_STEPS_TBE(X)                                                                                                               \
-    X(tbe_prepare, peri_k_tbe_prepare_args) X(tbe_check, peri_k_tbe_check_args) X(tbe_report, peri_k_tbe_report_args)                   \
-    X(tbe_forward, peri_k_tbe_forward_args) X(tbe_weight_gradient, peri_k_tbe_weight_gradient_args) X(tbe_sort, peri_k_tbe_sort_args)   \
-    X(tbe_keys, peri_k_tbe_keys_args) X(radix_histogram, peri_k_radix_args) X(radix_scan, peri_k_radix_args)                            \
-    X(radix_scatter, peri_k_radix_args) X(tbe_update, peri_k_tbe_update_args) X(tbe_dense_update, peri_k_tbe_dense_update_args)         \
-    X(tbe_runs, peri_k_tbe_runs_args) X(tbe_gram, peri_k_tbe_shampoo) X(tbe_root, peri_k_tbe_shampoo)                                   \
-    X(tbe_precondition, peri_k_tbe_shampoo) X(tbe_ema, peri_k_tbe_ema_args)
-#define PERI_OPS_TBE(X)                                                                                                                 \
-    X(tbe_prepare, peri_k_tbe_prepare_args) X(tbe_check, peri_k_tbe_check_args) X(tbe_report, peri_k_tbe_report_args)                   \
-    X(tbe_forward, peri_k_tbe_forward_args) X(tbe_weight_gradient, peri_k_tbe_weight_gradient_args) X(tbe_sort, peri_op_tbe_sort)       \
-    X(tbe_update, peri_k_tbe_update_args) X(tbe_dense_update, peri_k_tbe_dense_update_args) X(tbe_shampoo, peri_k_tbe_shampoo)          \
-    X(tbe_ema, peri_k_tbe_ema_args)
+#include "list.h"
 
 /* -- the list -------------------------------------------------------------------------------------------------------------------- */
 
@@ -508,5 +494,7 @@ typedef struct peri_k_tbe_shift_args {
     int64_t most, add;
     int32_t dtype;
 } peri_k_tbe_shift_args;
+
+PERI_KERNELS_TBE(PERI_K_ARGS_OF) PERI_OPS_TBE(PERI_OP_ARGS_OF)
 
 #endif

@@ -4,6 +4,9 @@
  * stand a sum of squares, a square root and a division, more cycles than a processor looks ahead. So rows are updated in batches:
  * the rates of all of them first, sixteen in one vector, then the rows.
  */
+#include "tbe_row.h"
+#include "tbe_update.h"
+#include "tbe_values.h"
 
 enum { TBE_BATCH = 16 };
 
@@ -184,7 +187,7 @@ TBE_INLINE void tbe_batch_update(tbe_updater *u, const peri_k_tbe_table *t, tbe_
     b->n = 0;
 }
 
-/** As tbe_update_table. */
+/** A tbe_batches. */
 TBE_INLINE int64_t tbe_update_batches(tbe_updater *u, const peri_k_tbe_table *t, int64_t e, int64_t last, const int kind,
                                       const int32_t dtype, const int cols)
 {
@@ -206,38 +209,28 @@ TBE_INLINE int64_t tbe_update_batches(tbe_updater *u, const peri_k_tbe_table *t,
     return e;
 }
 
-typedef int64_t tbe_batches(tbe_updater *u, const peri_k_tbe_table *t, int64_t e, int64_t last);
-
-#define TBE_BATCHES(name, kind, dtype, cols)                                                                                              \
+#define TBE_BATCHES(name, kind, dtype, cols)                                                                                               \
     static __attribute__((noinline)) int64_t tbe_batches_##name##_##cols(tbe_updater *u, const peri_k_tbe_table *t, int64_t e,             \
                                                                         int64_t last)                                                      \
     {                                                                                                                                      \
         return tbe_update_batches(u, t, e, last, kind, dtype, cols);                                                                       \
     }
-/* Narrow rows of f32 only: stochastic bits belong to 32 columns at once. */
-#define TBE_NARROW(X, name, kind) X(name, kind, PERI_F32, 8) X(name, kind, PERI_F32, 16)
 #define TBE_WIDTHS(X, name, kind, dtype)                                                                                                   \
     X(name, kind, dtype, 32) X(name, kind, dtype, 64) X(name, kind, dtype, 128) X(name, kind, dtype, 256)
-#define TBE_KINDS(X)                                                                                                                       \
-    TBE_NARROW(X, sgd_f32, PERI_TBE_SGD)                                                                                                   \
-    TBE_NARROW(X, adagrad_f32, PERI_TBE_ROWWISE_ADAGRAD)                                                                                   \
-    TBE_WIDTHS(X, sgd_f32, PERI_TBE_SGD, PERI_F32)                                                                                     \
-    TBE_WIDTHS(X, sgd_f16, PERI_TBE_SGD, PERI_F16)                                                                                     \
-    TBE_WIDTHS(X, sgd_bf16, PERI_TBE_SGD, PERI_BF16)                                                                                   \
-    TBE_WIDTHS(X, adagrad_f32, PERI_TBE_ROWWISE_ADAGRAD, PERI_F32)                                                                     \
-    TBE_WIDTHS(X, adagrad_f16, PERI_TBE_ROWWISE_ADAGRAD, PERI_F16)                                                                     \
-    TBE_WIDTHS(X, adagrad_bf16, PERI_TBE_ROWWISE_ADAGRAD, PERI_BF16)
-TBE_KINDS(TBE_BATCHES)
+#define TBE_BOTH(X, MORE, name, dtype)                                                                                                     \
+    MORE(X, sgd_##name, PERI_TBE_SGD, dtype) MORE(X, adagrad_##name, PERI_TBE_ROWWISE_ADAGRAD, dtype)
+/* Narrow rows of f32 only: stochastic bits belong to 32 columns at once. */
+#define TBE_NARROW(X, name, kind, dtype) X(name, kind, dtype, 8) X(name, kind, dtype, 16)
+#define TBE_ALL_f32(X) TBE_BOTH(X, TBE_NARROW, f32, PERI_F32) TBE_BOTH(X, TBE_WIDTHS, f32, PERI_F32)
+#define TBE_ALL_f16(X) TBE_BOTH(X, TBE_WIDTHS, f16, PERI_F16)
+#define TBE_ALL_bf16(X) TBE_BOTH(X, TBE_WIDTHS, bf16, PERI_BF16)
+K_CAT(TBE_ALL_, K_PIECE, )(TBE_BATCHES)
 
-/** What updates table @t in batches; NULL: its rows are to be taken one by one. */
-static tbe_batches *tbe_batches_of(const peri_k_tbe_update_args *a, const peri_k_tbe_table *t)
+tbe_batches *K_SHARED(K_CAT(tbe_batches_, K_PIECE, ))(int32_t kind, int64_t cols)
 {
-    const peri_k_tbe_optimizer *o = &a->optimizer;
-    if (o->exact || o->decay == PERI_DECAY_L2 || o->max_norm > 0) return NULL;
-    if (t->col_offset % 32 != 0 && a->rows.weight_dtype != PERI_F32) return NULL;
 #define TBE_CHOICE(name, k, dtype, width)                                                                                                  \
-    if (o->kind == (k) && a->rows.weight_dtype == (dtype) && t->cols == (width)) return tbe_batches_##name##_##width;
-    TBE_KINDS(TBE_CHOICE)
+    if (kind == (k) && cols == (width)) return tbe_batches_##name##_##width;
+    K_CAT(TBE_ALL_, K_PIECE, )(TBE_CHOICE)
 #undef TBE_CHOICE
     return NULL;
 }

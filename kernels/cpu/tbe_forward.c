@@ -1,158 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tbe_forward.c: lookups. A call walks its part of the list bag by bag, while a second walk, some rows ahead, asks for the rows that
- * come later, across bags, blocks and tables: with random ids a lookup is nothing but waiting for memory.
+ * tbe_forward.c: lookups in rows of one format: see tbe_forward.h.
  */
 
 /** Sixteens of a row that are added up at a time, where the width is not one of the common ones. */
 enum { TBE_WIDE = TBE_PANEL < 8 ? TBE_PANEL : 8 };
-
-/** How many rows the walk ahead keeps in flight. The caller says how many bytes: enough to cover the memory's latency, few enough to stay
- *  in the cache until they are used. */
-enum { TBE_AHEAD_LEAST = 8, TBE_AHEAD_MOST = 128 };
-
-/** Where the ids of a block lead. */
-typedef struct tbe_ahead_block {
-    int64_t k;
-    int64_t i, end;        /* the next id, and the end of the block's ids or of the call's */
-    const char *base;      /* row 0 of the block's table */
-    int64_t stride, lines; /* bytes from row to row; cache lines that a row may touch */
-    uint64_t rows;
-    int64_t left; /* items of the call in blocks behind this one */
-} tbe_ahead_block;
-
-/** The walk ahead. Kept in registers: nobody points to it. */
-typedef struct tbe_ahead {
-    tbe_ahead_block in;
-    uint32_t at, mask; /* the next item's place in the ring, and that of the item a ring ahead; the ring's length, a power of two, less 1 */
-} tbe_ahead;
-
-/** What a walk ahead reads. */
-typedef struct tbe_source {
-    const peri_k_tbe_list *s;
-    const char *weight;
-    const void *ids;
-    const float *weights;
-    int32_t format;
-    bool narrow; /* ids are i32 */
-    peri_k_tbe_reach reach;
-} tbe_source;
-
-TBE_INLINE tbe_source tbe_source_of(const peri_k_tbe_list *s, const void *weight, int32_t format, const peri_k_tbe_reach *reach)
-{
-    return (tbe_source){s, weight, s->ids, s->weights, format, s->ids_dtype == PERI_I32, *reach};
-}
-
-/** Block k from id i on, `left` items before the end of the call. */
-static __attribute__((noinline)) void tbe_ahead_find(const tbe_source *source, int64_t k, int64_t i, int64_t left, tbe_ahead_block *to)
-{
-    const peri_k_tbe_list *s = source->s;
-    int64_t items = s->spans[k].first_id + tbe_items(s, k) - i;
-    const peri_k_tbe_table *t = &s->tables[s->blocks[k].table];
-    int64_t unit = tbe_unit(source->format);
-    to->k = k;
-    to->i = i;
-    to->end = i + (items < left ? items : left);
-    to->left = left - (to->end - i);
-    to->base = source->weight + t->offset * unit;
-    to->stride = t->stride * unit;
-    to->rows = (uint64_t)t->rows;
-    uint64_t aligned = (uint64_t)(uintptr_t)to->base | (uint64_t)to->stride | TBE_LINE;
-    int64_t before = TBE_LINE - (int64_t)(aligned & -aligned); /* most bytes of a line that lie before a row */
-    to->lines = (before + tbe_row_bytes(source->format, t->cols) + TBE_LINE - 1) / TBE_LINE;
-}
-
-/** The same, field by field: a copy of the whole would wait until the fields are written. */
-TBE_INLINE tbe_ahead_block tbe_ahead_enter(const tbe_source *source, int64_t k, int64_t i, int64_t left)
-{
-    tbe_ahead_block b;
-    tbe_ahead_find(source, k, i, left, &b);
-    return (tbe_ahead_block){b.k, b.i, b.end, b.base, b.stride, b.lines, b.rows, b.left};
-}
-
-/** The next block behind block k that has ids. */
-static __attribute__((noinline)) void tbe_ahead_find_next(const tbe_source *source, int64_t k, int64_t left, tbe_ahead_block *to)
-{
-    const peri_k_tbe_list *s = source->s;
-    while (k + 2 < s->n_blocks && tbe_items(s, k + 1) == 0) k++;
-    tbe_ahead_find(source, k + 1, s->spans[k + 1].first_id, left, to);
-}
-
-TBE_INLINE tbe_ahead_block tbe_ahead_next(const tbe_source *source, int64_t k, int64_t left)
-{
-    tbe_ahead_block b;
-    tbe_ahead_find_next(source, k, left, &b);
-    return (tbe_ahead_block){b.k, b.i, b.end, b.base, b.stride, b.lines, b.rows, b.left};
-}
-
-/** Which of n neighbouring lines is read k-th. Processors that see neighbouring lines asked for one after the other fetch the lines behind
- *  them too, which with random rows are nobody's: 1.5 times the time of rows of 4 or 8 lines on a Zen 4. Out of order they do not. */
-TBE_INLINE int tbe_scattered_line(const int k, const int n)
-{
-    static const int of8[8] = {2, 6, 5, 7, 3, 0, 4, 1}, of4[4] = {3, 1, 0, 2}, of3[3] = {2, 0, 1};
-    return n == 3 ? of3[k] : n == 4 ? of4[k] : n % 8 == 0 ? k / 8 * 8 + of8[k % 8] : k;
-}
-
-/** Cache lines of a row that begins with one. */
-#define TBE_LINES(format, cols) ((int)(tbe_row_bytes(format, cols) + TBE_LINE - 1) / TBE_LINE)
-
-TBE_INLINE int64_t tbe_source_id(const tbe_source *source, int64_t i)
-{
-    return source->narrow ? ((const int32_t *)source->ids)[i] : ((const int64_t *)source->ids)[i];
-}
-
-/** Ask for one more row; returns it. NULL: it is no row, or the call has no more. @lines: what the caller expects it to touch, known at
- *  compile time. */
-TBE_INLINE const char *tbe_ahead_step(tbe_ahead *h, const tbe_source *source, const int lines)
-{
-    if (__builtin_expect(h->in.i >= h->in.end, 0)) {
-        if (h->in.left <= 0) return NULL;
-        h->in = tbe_ahead_next(source, h->in.k, h->in.left);
-    }
-    uint64_t id = (uint64_t)tbe_source_id(source, h->in.i++);
-    if (id >= h->in.rows) return NULL;
-    const char *row = h->in.base + (int64_t)id * h->in.stride;
-    if (__builtin_expect(lines && h->in.lines == lines, 1)) {
-        if (source->reach.near) {
-#pragma GCC unroll 16
-            for (int l = 0; l < lines; l++) tbe_prefetch_line(row + tbe_scattered_line(l, lines) * TBE_LINE, true);
-        } else {
-#pragma GCC unroll 16
-            for (int l = 0; l < lines; l++) tbe_prefetch_line(row + tbe_scattered_line(l, lines) * TBE_LINE, false);
-        }
-    } else {
-        tbe_prefetch(row, h->in.lines, source->reach.near);
-    }
-    return row;
-}
-
-/** The next item's place in the ring; what is there once it was read is the item's a ring ahead. */
-TBE_INLINE const char **tbe_ahead_place(tbe_ahead *h, const char **ring) { return &ring[h->at++ & h->mask]; }
-
-/** A walk ahead from a place of the list, `left` items before the end of the call. */
-TBE_INLINE tbe_ahead tbe_ahead_start(const tbe_source *source, const char **ring, int64_t k, int64_t i, int64_t left, const int lines)
-{
-    tbe_ahead h = {.at = 0};
-    if (left <= 0) return h;
-    h.in = tbe_ahead_enter(source, k, i, left);
-    uint32_t length = TBE_AHEAD_MOST;
-    while (length > TBE_AHEAD_LEAST && length * h.in.lines * TBE_LINE > source->reach.ahead) length /= 2;
-    for (uint32_t n = 0; n < length; n++) ring[n] = tbe_ahead_step(&h, source, lines);
-    h.mask = length - 1;
-    return h;
-}
-
-/** A call's part of the walk, and the block in which it is. */
-typedef struct tbe_walk {
-    const peri_k_tbe_forward_args *a;
-    const peri_k_tbe_table *t;
-    const char *base; /* row 0 */
-    int64_t stride;   /* bytes */
-    int64_t k;
-    bool past_caches, past; /* outputs go past the caches: of the call where they can; of the block */
-    tbe_count count;
-    const char *ring[TBE_AHEAD_MOST]; /* the rows asked for, by item; NULL: no row, or beyond the end of the call */
-} tbe_walk;
 
 /** The row of id i, which the ring does not have; NULL: it is no row. */
 static __attribute__((noinline)) const char *tbe_walk_row(tbe_walk *w, int64_t i)
@@ -161,13 +13,6 @@ static __attribute__((noinline)) const char *tbe_walk_row(tbe_walk *w, int64_t i
     if ((uint64_t)id < (uint64_t)w->t->rows) return w->base + id * w->stride;
     if (w->a->report) tbe_count_id(&w->a->list, w->k, i, id, &w->count);
     return NULL;
-}
-
-/** Which of a row's @nv sixteens is read k-th. */
-TBE_INLINE int tbe_scattered(const int k, const int nv, const int32_t format)
-{
-    const int each = TBE_LINE / (2 * tbe_bits(format)); /* sixteens in a line */
-    return nv % each ? k : tbe_scattered_line(k / each, nv / each) * each + k % each;
 }
 
 /** @n results to element @at of an f16 or bf16 output. */
@@ -368,38 +213,16 @@ TBE_INLINE void tbe_forward_walk(tbe_walk *w, tbe_place at, tbe_place stop, cons
     }
 }
 
-#define TBE_FORWARD_WALK(name, format)                                                                                                    \
-    static __attribute__((noinline)) void tbe_forward_##name(tbe_walk *w, tbe_place at, tbe_place stop)                                    \
-    {                                                                                                                                      \
-        tbe_forward_walk(w, at, stop, format);                                                                                             \
-    }
-TBE_FORWARD_WALK(f32, PERI_F32)
-TBE_FORWARD_WALK(f16, PERI_F16)
-TBE_FORWARD_WALK(bf16, PERI_BF16)
-TBE_FORWARD_WALK(int8, PERI_ROWS_INT8)
-TBE_FORWARD_WALK(int8_half, PERI_ROWS_INT8_HALF)
-TBE_FORWARD_WALK(fp8, PERI_ROWS_FP8)
-TBE_FORWARD_WALK(int4, PERI_ROWS_INT4)
-TBE_FORWARD_WALK(int2, PERI_ROWS_INT2)
+#define TBE_FORMAT_f32 PERI_F32
+#define TBE_FORMAT_f16 PERI_F16
+#define TBE_FORMAT_bf16 PERI_BF16
+#define TBE_FORMAT_int8 PERI_ROWS_INT8
+#define TBE_FORMAT_int8_half PERI_ROWS_INT8_HALF
+#define TBE_FORMAT_fp8 PERI_ROWS_FP8
+#define TBE_FORMAT_int4 PERI_ROWS_INT4
+#define TBE_FORMAT_int2 PERI_ROWS_INT2
 
-static void cpu_tbe_forward(const void *args, int64_t begin, int64_t end)
+void K_SHARED(K_CAT(tbe_forward_, K_PIECE, ))(tbe_walk *w, tbe_place at, tbe_place stop)
 {
-    const peri_k_tbe_forward_args *a = args;
-    const peri_k_tbe_list *s = &a->list;
-    tbe_place at = tbe_seek(s, begin, a->chunks), stop = tbe_seek(s, end, a->chunks);
-    tbe_walk w = {.a = a};
-    w.past_caches = a->out_dtype == PERI_F32 && (uintptr_t)a->out % TBE_LINE == 0 && a->reach.past > 0 &&
-                    s->spans[s->n_blocks].cost * tbe_unit(a->weight_dtype) >= a->reach.past;
-    switch (a->weight_dtype) {
-    case PERI_F16: tbe_forward_f16(&w, at, stop); break;
-    case PERI_BF16: tbe_forward_bf16(&w, at, stop); break;
-    case PERI_ROWS_INT8: tbe_forward_int8(&w, at, stop); break;
-    case PERI_ROWS_INT8_HALF: tbe_forward_int8_half(&w, at, stop); break;
-    case PERI_ROWS_FP8: tbe_forward_fp8(&w, at, stop); break;
-    case PERI_ROWS_INT4: tbe_forward_int4(&w, at, stop); break;
-    case PERI_ROWS_INT2: tbe_forward_int2(&w, at, stop); break;
-    default: tbe_forward_f32(&w, at, stop); break;
-    }
-    if (w.past_caches) _mm_sfence();
-    if (a->report) tbe_count_merge(a->report, &w.count);
+    tbe_forward_walk(w, at, stop, K_CAT(TBE_FORMAT_, K_PIECE, ));
 }

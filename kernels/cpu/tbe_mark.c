@@ -3,6 +3,7 @@
  * tbe_mark.c: kernels/tbe.h: rows in a bitmap. Items name ascending rows, so the bits of a word come one after the other and are written
  * together. Other threads write to the first and the last word of a range at most: those are written atomically, the rest is not.
  */
+#include "../ref/tbe_sorted.h"
 
 /** Write the collected bits @mask to word @word, and list those that were 0. */
 TBE_INLINE void tbe_mark_word(const peri_k_tbe_mark_args *a, uint64_t word, uint64_t mask, const bool shared)

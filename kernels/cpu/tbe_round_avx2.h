@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tbe_round_avx2.h: part of tbe_round.c: sixteen 32-bit lanes in two registers, in intrinsics: what GCC makes of vectors of sixteen lanes
+ * tbe_round_avx2.h: part of tbe_round.h: sixteen 32-bit lanes in two registers, in intrinsics: what GCC makes of vectors of sixteen lanes
  * goes through memory, and lane by lane where they become narrower.
  */
 #ifndef PERI_KERNELS_TBE_ROUND_AVX2_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tbe_round_avx512.h: part of tbe_round.c: sixteen 32-bit lanes in one register.
+ * tbe_round_avx512.h: part of tbe_round.h: sixteen 32-bit lanes in one register.
  */
 #ifndef PERI_KERNELS_TBE_ROUND_AVX512_H
 #define PERI_KERNELS_TBE_ROUND_AVX512_H

@@ -3,24 +3,8 @@
  * tbe_rows.c: the optimizers: one row each, by the formulas of kernels/tbe.h. Rows of f16 and bf16 tables are unpacked into scratch,
  * updated there and rounded back: the first-level cache hides it.
  */
-
-/** Up to sixteen elements. */
-TBE_INLINE v16 tbe_get(const float *p, int64_t n) { return n >= 16 ? v16_load(p) : v16_load_part(p, n); }
-TBE_INLINE void tbe_put(float *p, v16 x, int64_t n)
-{
-    if (n >= 16) v16_store(p, x);
-    else v16_store_part(p, x, n);
-}
-
-/** sum16 of x[d] * y[d]. */
-TBE_INLINE float tbe_dot(const float *x, const float *y, int64_t n)
-{
-    v16 sum = v16_zero();
-    for (int64_t d = 0; d < n; d += 16) sum = v16_fma(tbe_get(x + d, n - d), tbe_get(y + d, n - d), sum);
-    return v16_sum(sum);
-}
-
-TBE_INLINE float tbe_norm(const float *x, int64_t n) { return sqrtf(tbe_dot(x, x, n)); }
+#include "../ref/tbe_step.h"
+#include "tbe_row.h"
 
 /** What the update of one row works on: m1, m2: of the row; one number where the optimizer keeps one. u: scratch of a row. */
 typedef struct tbe_spot {
@@ -36,8 +20,6 @@ TBE_INLINE v16 tbe_decayed(const peri_k_tbe_optimizer *o, const float *w, const 
     v16 x = tbe_get(g, n);
     return o->decay == PERI_DECAY_L2 ? v16_fma(v16_set(o->weight_decay), tbe_get(w, n), x) : x;
 }
-
-TBE_INLINE float tbe_keep(const peri_k_tbe_optimizer *o) { return o->decay == PERI_DECAY_DECOUPLE ? 1 - o->lr * o->weight_decay : 1; }
 
 TBE_INLINE void tbe_row_sgd(const peri_k_tbe_optimizer *o, const tbe_spot *p, const float *g)
 {
@@ -176,39 +158,6 @@ static __attribute__((noinline)) void tbe_row_stepped(const peri_k_tbe_optimizer
         tbe_put(p->w + d, v16_fma(rate, tbe_get(g + d, n - d), v16_mul(keep, tbe_get(p->w + d, n - d))), n - d);
 }
 
-static __attribute__((noinline)) void tbe_row_limit(float *w, int64_t n, float most)
-{
-    float norm = tbe_norm(w, n);
-    if (!(norm > most)) return;
-    v16 factor = v16_set(most / norm);
-    for (int64_t d = 0; d < n; d += 16) tbe_put(w + d, v16_mul(tbe_get(w + d, n - d), factor), n - d);
-}
-
-/** Store n f32 as f16 or bf16 weights. @room: random bits of the row's columns, whole groups of 32. */
-static void tbe_row_round(const peri_k_tbe_optimizer *o, const peri_k_tbe_table *t, int64_t row, uint16_t *narrow, const float *w,
-                          uint16_t *room, int32_t dtype)
-{
-    int64_t n = t->cols, first = t->col_offset % 32, d = 0;
-    if (!o->stochastic) {
-        for (; d < n; d += 16) {
-            v16 x = tbe_get(w + d, n - d);
-            h16_store(narrow + d, dtype == PERI_F16 ? v16_to_f16(x) : v16_to_bf16(x), n - d);
-        }
-        return;
-    }
-    uint64_t key = tbe_row_key(o, t, row);
-    uint32_t lane = (uint32_t)(t->col_offset / 32 * 16);
-    for (int64_t c = 0; c < first + n; c += 32, lane += 16) {
-        if (dtype == PERI_F16) tbe_random_group(key, lane, room + c, PERI_F16);
-        else tbe_random_group(key, lane, room + c, PERI_BF16);
-    }
-    for (; d < n; d += 16) {
-        v16 x = tbe_get(w + d, n - d);
-        u16x bits = u16x_widen(room + first + d);
-        h16_store(narrow + d, dtype == PERI_F16 ? v16_round(x, bits, PERI_F16) : v16_round(x, bits, PERI_BF16), n - d);
-    }
-}
-
 /** Optimizers with a first moment for each element, with a second, and with one number for a row. */
 TBE_INLINE bool tbe_has_full1(const int kind)
 {
@@ -223,17 +172,6 @@ TBE_INLINE bool tbe_has_row2(const int kind)
 {
     return kind == PERI_TBE_PARTIAL_ROWWISE_ADAM || kind == PERI_TBE_PARTIAL_ROWWISE_LAMB;
 }
-
-/** f16 or bf16 weights as f32. */
-TBE_INLINE void tbe_row_widen(float *w, const uint16_t *narrow, int64_t n, const int32_t dtype)
-{
-    for (int64_t d = 0; d < n; d += 16) tbe_put(w + d, tbe_get_weights(narrow, d, n - d, dtype), n - d);
-}
-
-/** The optimizers that tbe_row knows. */
-#define TBE_OPTIMIZERS(X)                                                                                                                  \
-    X(SGD) X(ADAGRAD) X(ROWWISE_ADAGRAD) X(ADAM) X(PARTIAL_ROWWISE_ADAM) X(LAMB) X(PARTIAL_ROWWISE_LAMB) X(LARS_SGD) X(LION)               \
-    X(ROWWISE_RMSPROP_AR)
 
 /** Update row @row of table @t with summed gradient @g. @room: three rows and a constant. @kind is known at compile time;
  *  ROWWISE_RMSPROP_AR stands for all of tbe_row_stepped. */
@@ -271,23 +209,4 @@ TBE_INLINE void tbe_row(const peri_k_tbe_rows *rows, const peri_k_tbe_optimizer 
     }
     if (o->max_norm > 0) tbe_row_limit(p.w, n, o->max_norm);
     if (dtype != PERI_F32) tbe_row_round(o, t, tbe_table_row(rows, t, row), narrow, p.w, (uint16_t *)(room + 2 * wide), dtype);
-}
-
-/** Row @row of table @t: its right half follows the left. */
-static void tbe_row_ema(const peri_k_tbe_ema_args *a, const peri_k_tbe_table *t, int64_t row, float *room)
-{
-    int64_t at = t->offset + row * t->stride, half = t->cols / 2;
-    const int32_t dtype = a->rows.weight_dtype;
-    uint16_t *narrow = (uint16_t *)a->rows.weight + at;
-    float *w = dtype == PERI_F32 ? (float *)a->rows.weight + at : room;
-    if (dtype == PERI_F16) tbe_row_widen(room, narrow, t->cols, PERI_F16);
-    if (dtype == PERI_BF16) tbe_row_widen(room, narrow, t->cols, PERI_BF16);
-    v16 coef = v16_set(a->coef);
-    for (int64_t d = 0; d < half; d += 16) {
-        v16 slow = tbe_get(w + half + d, half - d);
-        tbe_put(w + half + d, v16_fma(coef, v16_sub(tbe_get(w + d, half - d), slow), slow), half - d);
-    }
-    if (dtype == PERI_F32) return;
-    int64_t wide = (t->cols + 15) / 16 * 16;
-    tbe_row_round(&a->optimizer, t, tbe_table_row(&a->rows, t, row), narrow, w, (uint16_t *)(room + 2 * wide), dtype);
 }

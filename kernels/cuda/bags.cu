@@ -5,6 +5,8 @@
 #include "cuda.h"
 #include "rows.cuh"
 
+#include "../bags.h"
+
 namespace {
 
 /** Bag @b: [*first, the result). */

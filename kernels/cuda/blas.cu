@@ -10,6 +10,8 @@
 #include "blas.h"
 #include "value.cuh"
 
+#include "../dense.h"
+
 #if defined(PERI_CUDA_HOST)
 #include "blas_host.h"
 #else

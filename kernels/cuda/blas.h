@@ -8,6 +8,8 @@
 
 #include "cuda.h"
 
+#include "../dense.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif

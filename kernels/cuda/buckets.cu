@@ -14,6 +14,7 @@
 #include "cumsum.cuh"
 #include "rows.cuh"
 
+#include "../sparse.h"
 #include "../divide.h"
 
 namespace {

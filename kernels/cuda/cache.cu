@@ -5,6 +5,9 @@
 #include "cuda.h"
 #include "rows.cuh"
 
+#include "../cache.h"
+#include "../tbe.h"
+
 namespace {
 
 struct move_row {

@@ -6,6 +6,8 @@
 #include "quad.cuh"
 #include "random.cuh"
 
+#include "../codec.h"
+
 namespace {
 
 /* -- numbers on their own ------------------------------------------------------------------------------------------------------------- */

@@ -7,6 +7,7 @@
 
 #include "cuda.h"
 
+#include "../collision.h"
 #include "../spread.h"
 
 enum : unsigned { PERI_WARP = 0xffffffffu };

@@ -6,6 +6,7 @@
 #include "random.cuh"
 #include "rows.cuh"
 
+#include "../convert.h"
 #include "../divide.h"
 
 namespace {

@@ -26,7 +26,7 @@
 #include <cuda_runtime_api.h>
 #endif
 
-#include "../kernels.h"
+#include "../work.h"
 
 /** What a launch needs beside its arguments. Lives for the call only. */
 typedef struct peri_cuda_call {

@@ -9,6 +9,8 @@
 #include "cuda.h"
 #include "scan.cuh"
 
+#include "../jagged.h"
+
 /** What the launches of a cumulative sum share. */
 struct peri_cumsum_call {
     const void *x;

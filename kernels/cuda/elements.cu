@@ -7,6 +7,7 @@
 #include "rows.cuh"
 #include "value.cuh"
 
+#include "../elements.h"
 #include "../order.h"
 
 namespace {

@@ -7,6 +7,8 @@
 
 #include "cuda.h"
 
+#include "../dense.h"
+
 #include <math.h>
 
 /* The overloads of <cmath> by name: nvcc and the host's compiler find them alike. */

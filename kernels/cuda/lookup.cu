@@ -7,6 +7,7 @@
 #include "rows.cuh"
 #include "value.cuh"
 
+#include "../lookup.h"
 #include "../divide.h"
 #include "../spread.h"
 

@@ -9,6 +9,9 @@
 #include "rows.cuh"
 #include "scan.cuh"
 
+#include "../jagged.h"
+#include "../lookup.h"
+
 namespace {
 
 int64_t blocks_of(int64_t n) { return n > PERI_JAGGED_BLOCK ? (n + PERI_JAGGED_BLOCK - 1) / PERI_JAGGED_BLOCK : 1; }

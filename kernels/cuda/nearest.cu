@@ -6,6 +6,8 @@
  */
 #include "value.cuh"
 
+#include "../nearest.h"
+
 #include "cub.cuh"
 #include "scan.cuh"
 

@@ -8,6 +8,8 @@
 #include "scan.cuh"
 #include "vector.cuh"
 
+#include "../optim.h"
+
 #if defined(PERI_CUDA_HOST)
 #define PERI_CONSTANT
 #else

@@ -5,6 +5,7 @@
  */
 #include "quad.cuh"
 
+#include "../quantize.h"
 #include "../ref/scale.h"
 
 namespace {

@@ -7,6 +7,8 @@
 
 #include "cuda.h"
 
+#include "../route.h"
+
 /** Which part of @p has row (or bucket) @key. */
 static __device__ __forceinline__ int32_t peri_route_part(const peri_k_partition *p, const int64_t *bounds, int64_t key)
 {

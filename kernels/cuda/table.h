@@ -5,6 +5,7 @@
 #ifndef PERI_KERNELS_CUDA_TABLE_H
 #define PERI_KERNELS_CUDA_TABLE_H
 
+#include "../kernels.h"
 #include "cuda.h"
 
 #ifdef __cplusplus

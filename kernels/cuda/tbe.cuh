@@ -11,6 +11,7 @@
 #include "cub.cuh"
 #include "value.cuh"
 
+#include "../tbe.h"
 #include "../ref/tbe_list.h"
 #include "../ref/tbe_round.h"
 #include "../ref/tbe_value.h"

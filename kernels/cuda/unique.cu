@@ -5,6 +5,8 @@
 #include "cub.cuh"
 #include "cuda.h"
 
+#include "../sparse.h"
+
 namespace {
 
 /** Bits that hold every number of [0, n]. */

@@ -2,6 +2,7 @@
  *
  * jagged.c (ref): see kernels/jagged.h.
  */
+#include "value.h"
 
 /** Element @i of an i32 or i64 array. */
 static inline int64_t ref_int(const void *p, int64_t i, int32_t dtype)
@@ -14,8 +15,6 @@ static inline void ref_int_set(void *p, int64_t i, int32_t dtype, int64_t value)
     if (dtype == PERI_I32) ((int32_t *)p)[i] = (int32_t)value;
     else ((int64_t *)p)[i] = value;
 }
-
-static inline int64_t ref_min(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /** a + b modulo 2^64. */
 static inline int64_t ref_add(int64_t a, int64_t b) { return (int64_t)((uint64_t)a + (uint64_t)b); }

@@ -12,6 +12,8 @@
 #include <stdint.h>
 #include <string.h>
 
+static inline int64_t ref_min(int64_t a, int64_t b) { return a < b ? a : b; }
+
 K_INLINE uint32_t k_bits(float x)
 {
     uint32_t u;

@@ -7,6 +7,7 @@
 
 #include "../inline.h"
 #include "../tbe.h"
+#include "tbe_place.h"
 
 K_INLINE int64_t tbe_clamp(int64_t x, int64_t low, int64_t high) { return x < low ? low : x > high ? high : x; }
 
@@ -49,11 +50,6 @@ K_INLINE int64_t tbe_out_row(const peri_k_tbe_table *table, const int32_t *place
 {
     return table->pooling == PERI_POOLING_NONE ? i : places ? places[j] : j;
 }
-
-/** A place between bags of the list: before bag j of block k; the end is (n_blocks, 0). */
-typedef struct tbe_place {
-    int64_t k, j;
-} tbe_place;
 
 /** The first bag whose cost is not below chunk c's part of the total; chunks begin and end there. */
 K_INLINE tbe_place tbe_seek(const peri_k_tbe_list *s, int64_t c, int64_t chunks)
@@ -123,11 +119,6 @@ static inline void tbe_atomic_min(int64_t *low, int64_t value)
     while (value < seen && !__atomic_compare_exchange_n(low, &seen, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
     }
 }
-
-/** Bad input met in one kernel call; tbe_count_merge adds it to the report. */
-typedef struct tbe_count {
-    int64_t bad_ids, bad_bags, first_item, first_bag;
-} tbe_count;
 
 static inline void tbe_count_merge(peri_k_tbe_report *report, const tbe_count *count)
 {

@@ -3,15 +3,7 @@
  * tbe_mark.c: kernels/tbe.h: rows in a bitmap.
  */
 
-/** The linear row that item @i names; total_rows or more: none. */
-static uint64_t tbe_marked_row(const peri_k_tbe_mark_args *a, int64_t i)
-{
-    if (a->touched) return a->touched[i] != 0 ? (uint64_t)i : UINT64_MAX;
-    if (!a->sorted) return (uint64_t)(a->first + i);
-    if (i >= *a->n) return UINT64_MAX;
-    const uint64_t row = a->sorted[i] >> a->payload_bits;
-    return i > 0 && a->sorted[i - 1] >> a->payload_bits == row ? UINT64_MAX : row;
-}
+#include "tbe_sorted.h"
 
 static void ref_tbe_mark(const void *args, int64_t begin, int64_t end)
 {

@@ -2,6 +2,7 @@
  *
  * tbe_update.c (ref): the optimizers and the sums that they are given: see kernels/tbe.h.
  */
+#include "tbe_sorted.h"
 
 /* -- one row ----------------------------------------------------------------------------------------------------------------------- */
 
@@ -195,19 +196,6 @@ static float ref_tbe_sum(const peri_k_tbe_update_args *a, int64_t e, int64_t pas
         sum = from == e ? group : sum + group;
     }
     return sum;
-}
-
-/** `big` of an exact sum. */
-static double tbe_exact_big(double largest, int64_t items)
-{
-    uint64_t bits, e, l = 0;
-    memcpy(&bits, &largest, 8);
-    e = bits >> 52;
-    if (e == 0 || e >= 0x7ff) return 0; /* 0 (products of two f32 are no subnormal doubles), infinite */
-    while ((int64_t)1 << l < items) l++;
-    bits = (e + 1 + l + 1) << 52 | (uint64_t)1 << 51;
-    memcpy(&largest, &bits, 8);
-    return largest;
 }
 
 static float ref_tbe_exact_sum(const peri_k_tbe_update_args *a, int64_t e, int64_t past, int64_t d)

@@ -2,7 +2,8 @@
  *
  * cpu_gemm.c: the operation gemm of the device cpu: matrix products by OpenBLAS or oneDNN, in blocks of rows that the worker pool shares.
  */
-#include "../../kernels/kernels.h"
+#include "../../kernels/dense.h"
+#include "../../kernels/work.h"
 #include "cpu_ops.h"
 
 #include <cblas.h>

@@ -5,7 +5,7 @@
 #ifndef PERI_BACKENDS_CPU_OPS_H
 #define PERI_BACKENDS_CPU_OPS_H
 
-#include "../../kernels/kernels.h"
+#include "../../kernels/dense.h"
 #include "../plugin/host.h"
 
 /** Bytes of scratch for operation @op (PERI_OP_*) with @args. They fix how many parts it has where threads decide that. */

@@ -2,7 +2,6 @@
  *
  * self.c: the transport of a world of one rank: every operation is a copy to itself, done when posted.
  */
-#include "../../kernels/kernels.h"
 #include "../plugin/coll.h"
 
 #include <string.h>

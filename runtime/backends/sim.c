@@ -6,7 +6,8 @@
  *
  * Everything is shared by the ranks and guarded by one lock.
  */
-#include "../../kernels/kernels.h"
+#include "../../kernels/convert.h"
+#include "../../kernels/work.h"
 #include "../plugin/coll.h"
 #include "../plugin/device.h"
 

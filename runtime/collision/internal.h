@@ -6,6 +6,7 @@
 #define PERI_COLLISION_INTERNAL_H
 
 #include "../sparse/internal.h"
+#include "../../kernels/collision.h"
 
 #include "../../kernels/spread.h"
 

@@ -4,6 +4,7 @@
  */
 #include "../tensor/jagged_internal.h"
 #include "internal.h"
+#include "../../kernels/codec.h"
 
 #include <math.h>
 

@@ -6,6 +6,7 @@
  * stream of the post), post when the copy has run, copy in on the comm stream, and the stream of the post waits for that copy.
  */
 #include "internal.h"
+#include "../../kernels/route.h"
 
 #include <stdio.h>
 #include <time.h>

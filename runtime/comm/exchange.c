@@ -3,6 +3,7 @@
  * exchange.c: numbers that travel with their gradients: a flow is a trip (transfer.h) whose results have a layout.
  */
 #include "exchange.h"
+#include "../../kernels/route.h"
 
 #include "transfer.h"
 

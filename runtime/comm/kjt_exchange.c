@@ -9,6 +9,7 @@
 #include "announce.h"
 #include "kjt_layout.h"
 #include "transfer.h"
+#include "../../kernels/route.h"
 
 #include <perilune/exchange.h>
 

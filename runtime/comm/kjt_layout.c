@@ -3,6 +3,7 @@
  * kjt_layout.c: see kjt_layout.h. Announcements come from elsewhere: nothing is believed before it was checked.
  */
 #include "kjt_layout.h"
+#include "../../kernels/route.h"
 
 #include "../base/tune.h"
 

@@ -7,6 +7,7 @@
 #define PERI_COMM_KJT_LAYOUT_H
 
 #include "../tensor/jagged_internal.h"
+#include "../../kernels/route.h"
 
 /** Words that one rank announces of a kjt to another. Two words follow for each key that the latter gets: its rows and its ids. */
 enum {

@@ -5,7 +5,8 @@
  */
 #include "../base/tune.h"
 
-#include "../../kernels/kernels.h"
+#include "../../kernels/route.h"
+#include "../../kernels/work.h"
 
 #include <sys/mman.h>
 #include <sys/uio.h>

@@ -15,6 +15,7 @@
  * number of ranks are means.
  */
 #include "internal.h"
+#include "../../kernels/convert.h"
 
 #include <stddef.h>
 #include <stdio.h>

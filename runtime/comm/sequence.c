@@ -6,6 +6,7 @@
  * which the ids came, travel, and arrive in the order in which the ids were sent.
  */
 #include "exchange.h"
+#include "../../kernels/jagged.h"
 
 #include "../tensor/jagged_internal.h"
 

@@ -3,6 +3,7 @@
  * transfer.c: see transfer.h.
  */
 #include "transfer.h"
+#include "../../kernels/convert.h"
 
 #include <perilune/exchange.h>
 

@@ -29,7 +29,7 @@ typedef struct peri__transfer_args {
     peri_codec *codec;       /* of what travels, f32; NULL: it travels as it is */
     peri_codec_context *const *contexts; /* of that codec over @out and @in, [2]; NULL: made here */
     peri_tensor *to;         /* where numbers belong, contiguous (all that arrive, or, placed by @runs, more); NULL: a new one */
-    const peri_k_run *runs;  /* as peri_coll_op.recv_runs: of an all_to_all without codec into @to; NULL: they arrive in order of ranks */
+    const struct peri_k_run *runs; /* as peri_coll_op.recv_runs: of an all_to_all without codec into @to; NULL: in order of ranks */
     int64_t n_runs, lines, step; /* as peri_coll_op.n_recv_runs, recv_lines, recv_step */
     double divisor;          /* numbers are divided by it once they are here; 0, 1: they are not */
     const peri__transfer_direct *direct; /* f32, of an all_to_all or an all_gather without codec, divisor and runs; NULL: buffers */

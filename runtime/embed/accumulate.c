@@ -5,6 +5,7 @@
  * optimizers would have to hold back in any case.
  */
 #include "internal.h"
+#include "../../kernels/convert.h"
 
 /** A backward pass that was kept. All retained. */
 typedef struct peri__kept {

@@ -6,6 +6,7 @@
 #include "../sparse/internal.h"
 #include "internal.h"
 #include "reach.h"
+#include "../../kernels/bags.h"
 
 #include <math.h>
 

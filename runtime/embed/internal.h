@@ -6,6 +6,8 @@
 #ifndef PERI_EMBED_INTERNAL_H
 #define PERI_EMBED_INTERNAL_H
 
+#include "../../kernels/cache.h"
+#include "../../kernels/tbe.h"
 #include "../tensor/internal.h"
 
 #include <perilune/embed.h>

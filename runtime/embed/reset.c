@@ -3,6 +3,7 @@
  * reset.c: rows that start again, as records of what a row is before its first update (kernels/cache.h).
  */
 #include "watch.h"
+#include "../../kernels/convert.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -4,6 +4,7 @@
  */
 #include "internal.h"
 #include "reach.h"
+#include "../../kernels/convert.h"
 
 #include <math.h>
 #include <stddef.h>

@@ -247,7 +247,7 @@ local function expand(path, seen, shared)
 end
 
 --- Headers of kernels that depend on the instruction set are of each unit; all others are shared.
-local contract = {} -- headers that kernels/kernels.h includes, with itself
+local contract = {} -- headers that kernels/kernels.h includes, with itself; and those of what units hand to each other
 local function find_contract(path)
   if contract[path] then return end
   contract[path] = true
@@ -348,12 +348,15 @@ local function pasted_names(text, names)
   end
 end
 
---- The sources as units: { path =, list = tokens, names =, macros =, members = }, and the text of what they share.
+--- The sources as units: { path =, piece = (of "kernels/cpu/unit_tbe_batch.c:f32": see kernels/cpu/unit.h), list = tokens, names =,
+--- macros =, members = }, and the text of what they share.
 local function read_units(sources)
   find_contract "kernels/kernels.h"
+  find_contract "kernels/cpu/tbe_calls.h"
   local shared, units = { is = is_shared, seen = {}, list = {} }, {}
-  for _, path in ipairs(sources) do
-    local unit = { path = path, names = {}, macros = {}, members = {} }
+  for _, source in ipairs(sources) do
+    local path, piece = source:match "^([^:]+):?(.*)$"
+    local unit = { path = path, piece = piece ~= "" and piece or nil, names = {}, macros = {}, members = {} }
     local text = plain(expand(path, {}, shared))
     unit.list = tokens(text)
     own_names(unit.list, unit.names, unit.macros)
@@ -410,6 +413,7 @@ local function unit_text(unit, macros, words, common_macros)
   local text = { "\n/* ", unit.path, " */\n" }
   local function add(...) for _, s in ipairs { ... } do text[#text + 1] = s end end
   if cpu then add "#if PERI_ISA_MOST >= 1\n#define K_ISA avx2\n" end
+  if unit.piece then add("#define K_PIECE ", unit.piece, "\n") end
   if cpu or ref then add(KERNELS:format(cpu and "O2" or "O1")) end
   if cpu then add '#pragma GCC target("avx2,fma,f16c,bmi2")\n' end
   for _, m in ipairs(macros) do add("#define ", m[1], " ", m[2], "\n") end
@@ -419,6 +423,7 @@ local function unit_text(unit, macros, words, common_macros)
     if not common_macros[name] then add("#undef ", name, "\n") end
   end
   if cpu or ref then add "#pragma GCC pop_options\n" end
+  if unit.piece then add "#undef K_PIECE\n" end
   if cpu then add "#undef K_ISA\n#endif\n" end
   return table.concat(text)
 end

@@ -4,7 +4,7 @@
  * they need not: a model that passes leads no call out of its memory, whoever wrote it. Only the contents of sections are not looked at;
  * they are numbers, of which all are allowed.
  */
-#include "../../kernels/kernels.h"
+#include "../../kernels/dense.h"
 #include "internal.h"
 
 /** Numbers of one sample in one array, and rows of a table. */

@@ -7,7 +7,7 @@
  * A result lives from the operation that makes it to the last one that reads it. It takes the lowest place at which nothing else lives
  * meanwhile.
  */
-#include "../../kernels/kernels.h"
+#include "../../kernels/dense.h"
 #include "internal.h"
 
 #include <stdlib.h>

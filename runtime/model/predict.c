@@ -3,7 +3,9 @@
  * predict.c: the operations of a model, over a block of samples at a time. Each is a kernel that the training runtime uses too, called
  * with the same arguments, so that a model file answers what the model answered.
  */
-#include "../../kernels/kernels.h"
+#include "../../kernels/dense.h"
+#include "../../kernels/tbe.h"
+#include "../../kernels/work.h"
 #include "internal.h"
 
 /** One operation, and the samples that it is for. */

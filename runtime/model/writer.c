@@ -3,7 +3,7 @@
  * writer.c: a model file while it is being written, beside its place: sections one after the other, then the header, then the preamble.
  * It gets its name when it is whole, and what had the name before stays what it was for those who have it open.
  */
-#include "../../kernels/kernels.h"
+#include "../../kernels/dense.h"
 #include "internal.h"
 
 #include <errno.h>

@@ -4,6 +4,7 @@
  * from.
  */
 #include "module.h"
+#include "../../kernels/tbe.h"
 
 #include "../tensor/jagged_internal.h"
 

@@ -3,6 +3,8 @@
  * layout.c: see layout.h.
  */
 #include "layout.h"
+#include "../../kernels/route.h"
+#include "../../kernels/tbe.h"
 
 /* -- the home side ----------------------------------------------------------------------------------------------------------------- */
 

@@ -8,6 +8,8 @@
 #define PERI_SHARD_LAYOUT_H
 
 #include "router.h"
+#include "../../kernels/route.h"
+#include "../../kernels/tbe.h"
 
 /** Which rows a layout is of. Where sums must not depend on the plan rows go home one by one, while gradients come of bags: then each
  *  direction has a layout of its own. */

@@ -14,6 +14,7 @@
 #include "internal.h"
 #include "layout.h"
 #include "way.h"
+#include "../../kernels/route.h"
 
 /** Tables of this rank that are looked up together: one optimizer, dense or fused or none, shards or replicas; shards: one pooling and
  *  one place. */

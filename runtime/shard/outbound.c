@@ -3,6 +3,7 @@
  * outbound.c: what a router keeps between batches, and how the ids of a batch lie on the wire (router.h).
  */
 #include "router.h"
+#include "../../kernels/route.h"
 
 #include "../tensor/jagged_internal.h"
 

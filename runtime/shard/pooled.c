@@ -10,6 +10,7 @@
  * too: a sum over columns and tables has one order only if one rank makes it.
  */
 #include "rows.h"
+#include "../../kernels/route.h"
 
 #include "../base/tune.h"
 

@@ -7,6 +7,7 @@
  * Sums stand in rows as wide as the gradient's, so that one number says where a bag's gradient is: a row of the one or of the other.
  */
 #include "rows.h"
+#include "../../kernels/route.h"
 
 /** A sample whose bag another one before it has too. */
 typedef struct repeat {

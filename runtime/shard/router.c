@@ -12,6 +12,7 @@
  * malformed input) is the caller's to tell the others, who wait for this one and could not go on.
  */
 #include "router.h"
+#include "../../kernels/route.h"
 
 #include "../embed/internal.h"
 #include "../tensor/jagged_internal.h"

@@ -3,6 +3,7 @@
  * rows.c: see rows.h. Gradients can be read in place only if nothing divides them before they are added up: see peri_sharded.halvings.
  */
 #include "rows.h"
+#include "../../kernels/tbe.h"
 
 /* -- blocks whose rows are in place -------------------------------------------------------------------------------------------------- */
 

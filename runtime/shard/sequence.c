@@ -6,6 +6,7 @@
  * that has them: the router keeps where it put each id, and what returns lies in the same order.
  */
 #include "rows.h"
+#include "../../kernels/route.h"
 
 #include "../base/tune.h"
 

@@ -9,6 +9,7 @@
  * Rows that are added up with others, or are a result as they are, still go to the buffer.
  */
 #include "rows.h"
+#include "../../kernels/route.h"
 
 #include "../base/tune.h"
 

@@ -17,6 +17,8 @@
  */
 #include "explain.h"
 #include "walk.h"
+#include "../../kernels/route.h"
+#include "../../kernels/convert.h"
 
 #include "../base/between.h"
 #include "../comm/verdict.h"

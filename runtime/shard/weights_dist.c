@@ -6,6 +6,8 @@
  * gradients of rows are divided by the number of ranks, this one is multiplied by it again. It is not clipped.
  */
 #include "walk.h"
+#include "../../kernels/dense.h"
+#include "../../kernels/route.h"
 
 #include "../tensor/jagged_internal.h"
 

@@ -3,6 +3,9 @@
  * common.c: checks that read back what they found, cumulative sums, sorting.
  */
 #include "internal.h"
+#include "../../kernels/jagged.h"
+#include "../../kernels/sparse.h"
+#include "../../kernels/lookup.h"
 
 #include <stdio.h>
 

@@ -3,6 +3,8 @@
  * permute.c: segments and rows in another order, with gradient; permutations turned around and spread out.
  */
 #include "internal.h"
+#include "../../kernels/jagged.h"
+#include "../../kernels/sparse.h"
 
 /* -- rows moved by a permutation that is on the device ------------------------------------------------------------------------------- */
 

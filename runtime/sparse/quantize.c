@@ -3,6 +3,7 @@
  * quantize.c: rows in few bits a number.
  */
 #include "internal.h"
+#include "../../kernels/quantize.h"
 
 #include <perilune/ops.h>
 

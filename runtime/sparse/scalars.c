@@ -3,6 +3,7 @@
  * scalars.c: a number for each id: tables of one column with gradient, sums of weights, calibration by histogram, hashes.
  */
 #include "internal.h"
+#include "../../kernels/lookup.h"
 
 #include <math.h>
 

@@ -3,6 +3,7 @@
  * select.c: members of bags by mask and by place, rows of several matrices by index, with gradient.
  */
 #include "internal.h"
+#include "../../kernels/lookup.h"
 
 /** values [n, ...] and lengths [bags]. */
 static peri_status check_bags(const char *f, const peri_tensor *values, const peri_tensor *lengths)

@@ -3,6 +3,7 @@
  * unique.c: distinct ids in ascending order, where each id went, and how many there are of each.
  */
 #include "internal.h"
+#include "../../kernels/sparse.h"
 
 static void release(peri_unique_result *r)
 {

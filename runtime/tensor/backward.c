@@ -12,6 +12,7 @@
  */
 #include "../base/between.h"
 #include "internal.h"
+#include "../../kernels/dense.h"
 
 #include <stdlib.h>
 

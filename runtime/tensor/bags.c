@@ -4,6 +4,7 @@
  * bring the findings to the host.
  */
 #include "jagged_internal.h"
+#include "../../kernels/jagged.h"
 
 #include <pthread.h>
 #include <stdio.h>

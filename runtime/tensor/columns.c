@@ -4,6 +4,7 @@
  * the host and travels with the launch.
  */
 #include "jagged_internal.h"
+#include "../../kernels/jagged.h"
 
 peri_status peri__columns_init(peri__columns *t, int64_t items, int64_t sources)
 {

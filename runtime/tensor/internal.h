@@ -5,7 +5,7 @@
 #ifndef PERI_TENSOR_INTERNAL_H
 #define PERI_TENSOR_INTERNAL_H
 
-#include "../../kernels/kernels.h"
+#include "../../kernels/work.h"
 #include "../base/internal.h"
 #include "../plugin/internal.h"
 

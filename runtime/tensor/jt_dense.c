@@ -3,6 +3,8 @@
  * jt_dense.c: jagged to padded rows and back, with gradient; JaggedTensors from dense ones, moving and comparing them.
  */
 #include "jagged_internal.h"
+#include "../../kernels/convert.h"
+#include "../../kernels/jagged.h"
 
 /* -- padded rows ----------------------------------------------------------------------------------------------------------------- */
 

@@ -3,6 +3,7 @@
  * kjt.c: KeyedJaggedTensor: making, checking, what the host knows of it. Operations are in kjt_ops.c.
  */
 #include "jagged_internal.h"
+#include "../../kernels/jagged.h"
 
 #include <stdio.h>
 

@@ -3,6 +3,7 @@
  * kjt_dist.c: KeyedJaggedTensor: the parts that an exchange sends, and the kjt that the receiver makes of them.
  */
 #include "jagged_internal.h"
+#include "../../kernels/jagged.h"
 
 int32_t peri_kjt_dist_labels(const peri_kjt *k, int32_t *labels)
 {

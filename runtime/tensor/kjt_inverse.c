@@ -3,6 +3,7 @@
  * kjt_inverse.c: the inverse indices of a variable batch: those of some of its keys, and the check that each names a bag of its key.
  */
 #include "jagged_internal.h"
+#include "../../kernels/lookup.h"
 
 /* -- those of some keys ---------------------------------------------------------------------------------------------------------- */
 

@@ -4,6 +4,7 @@
  * they made; backwards, three more products and one pass. The gradient of x0, to which every layer adds, stays in one array.
  */
 #include "internal.h"
+#include "../../kernels/dense.h"
 
 #include <perilune/ops.h>
 

@@ -3,6 +3,8 @@
  * ops_elements.c: elements compared, chosen by a condition, picked by an index, sorted; numbers in a row.
  */
 #include "internal.h"
+#include "../../kernels/sparse.h"
+#include "../../kernels/elements.h"
 
 #include <perilune/ops.h>
 

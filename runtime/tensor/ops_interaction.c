@@ -3,6 +3,7 @@
  * ops_interaction.c: pairwise dot products of dense and sparse features (DLRM).
  */
 #include "internal.h"
+#include "../../kernels/dense.h"
 
 #include <perilune/ops.h>
 

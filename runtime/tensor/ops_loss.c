@@ -3,6 +3,8 @@
  * ops_loss.c: losses. Their gradients flow to the predictions only.
  */
 #include "internal.h"
+#include "../../kernels/dense.h"
+#include "../../kernels/sparse.h"
 
 #include <math.h>
 #include <perilune/ops.h>

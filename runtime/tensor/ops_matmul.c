@@ -4,6 +4,7 @@
  */
 #include "../base/between.h"
 #include "internal.h"
+#include "../../kernels/dense.h"
 
 #include <perilune/ops.h>
 

@@ -3,6 +3,7 @@
  * ops_norm.c: softmax, layer norm, dropout.
  */
 #include "internal.h"
+#include "../../kernels/dense.h"
 
 #include <perilune/ops.h>
 #include <math.h>

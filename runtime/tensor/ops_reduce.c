@@ -3,6 +3,8 @@
  * ops_reduce.c: sums and means over dimensions, the largest element of a dimension.
  */
 #include "internal.h"
+#include "../../kernels/dense.h"
+#include "../../kernels/elements.h"
 
 #include <perilune/ops.h>
 

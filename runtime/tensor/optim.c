@@ -4,6 +4,7 @@
  * equally many steps are updated by one launch (up to PERI_OPTIM_PARTS of them).
  */
 #include "internal.h"
+#include "../../kernels/optim.h"
 
 #include <math.h>
 #include <perilune/optim.h>

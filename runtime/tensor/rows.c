@@ -3,6 +3,7 @@
  * rows.c: whole segments of rows: joining tensors, cutting one, and permutations whose sizes the host knows; all with gradient.
  */
 #include "jagged_internal.h"
+#include "../../kernels/jagged.h"
 
 enum { GRAIN_BYTES = 1 << 19 };
 

@@ -3,6 +3,7 @@
  * tensor.c: tensors, copies between layouts, dtypes and devices, reading and writing from the host. Nothing here is recorded: see views.c.
  */
 #include "internal.h"
+#include "../../kernels/convert.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -1,6 +1,22 @@
 -- busted_report.lua: a busted output handler: failures as text for people, everything as report lines for tests/run.lua.
+-- PERI_TEST_TIMES=1: the processor seconds of each test, and of the programs that it ran, which other work on the machine changes least.
 local pretty = require "pl.pretty"
 local report = require "tests.harness.report"
+
+local times = os.getenv "PERI_TEST_TIMES"
+
+--- Processor seconds of this process and of its children that have ended.
+local function seconds()
+  local file = assert(io.open "/proc/self/stat")
+  local fields = file:read("*a"):match "%) (.*)"
+  file:close()
+  local sum, at = 0, 2 -- after the name: the third field of the line
+  for field in fields:gmatch "%S+" do
+    at = at + 1
+    if at >= 14 and at <= 17 then sum = sum + tonumber(field) end
+  end
+  return sum / 100
+end
 
 return function()
   local busted = require "busted"
@@ -25,12 +41,16 @@ return function()
     write("fail", t.name, text)
   end
 
+  local before
+
   function handler.testStart(element)
     write("start", handler.getFullName(element))
+    before = times and seconds()
     return nil, true
   end
 
-  function handler.testEnd(_, _, status)
+  function handler.testEnd(element, _, status)
+    if before then io.write(("%7.2f s  %s\n"):format(seconds() - before, handler.getFullName(element))) end
     if status == "success" then write("pass", handler.successes[#handler.successes].name)
     elseif status == "pending" then
       local t = handler.pendings[#handler.pendings]

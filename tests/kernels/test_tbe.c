@@ -9,6 +9,7 @@
 #include "isas.h"
 #include "tests/kernels/split.h"
 #include "tests/kernels/tbe_cases.h"
+#include "tests/kernels/tbe_weights.h"
 
 #include <sys/mman.h>
 
@@ -28,6 +29,7 @@ static uint64_t seed_of_run(void)
 /** Equal bits; one NaN is as good as another. */
 static bool same(const float *a, const float *b, int64_t n, int64_t *at)
 {
+    if (memcmp(a, b, (size_t)(4 * n)) == 0) return true;
     for (int64_t i = 0; i < n; i++)
         if (memcmp(&a[i], &b[i], 4) != 0 && !(a[i] != a[i] && b[i] != b[i])) {
             *at = i;
@@ -42,8 +44,6 @@ static void assert_same(const char *c, const char *isa, const char *what, const 
     if (!same(want, got, n, &at))
         fail_msg("%s, %s, %s: element %lld is %.9g, wanted %.9g", c, isa, what, (long long)at, (double)got[at], (double)want[at]);
 }
-
-static float weight_at(const void *x, int64_t i, int32_t dtype);
 
 /** Equal bits of f16 or bf16. */
 static void assert_same_narrow(const char *c, const char *isa, const char *what, const uint16_t *want, const uint16_t *got, int64_t n,
@@ -210,27 +210,6 @@ static peri_k_tbe_optimizer optimizer_of(const variant *v)
                                   .counter = v->counter};
 }
 
-/** n weights of @dtype; f32 bits, or the upper half of them, which makes any bf16 and odd but valid f16. */
-static void *weights_of(const float *x, int64_t n, int32_t dtype)
-{
-    uint16_t *y = tbe_room((dtype == PERI_F32 ? 4 : 2) * n);
-    if (dtype == PERI_F32) return memcpy(y, x, (size_t)(4 * n));
-    peri_k_convert_args args = {.dst = y, .src = x, .dst_dtype = dtype, .src_dtype = PERI_F32, .ndim = 1, .shape = {n}, .dst_stride = {1},
-                                .src_stride = {1}};
-    peri_kernels_isa("ref")->fn[PERI_K_convert](&args, 0, n);
-    return y;
-}
-
-/** Weight @i, whatever the dtype. */
-static float weight_at(const void *x, int64_t i, int32_t dtype)
-{
-    float y;
-    peri_k_convert_args args = {.dst = &y, .src = (const char *)x + i * (dtype == PERI_F32 ? 4 : 2), .dst_dtype = PERI_F32,
-                                .src_dtype = dtype, .ndim = 1, .shape = {1}, .dst_stride = {1}, .src_stride = {1}};
-    peri_kernels_isa("ref")->fn[PERI_K_convert](&args, 0, 1);
-    return y;
-}
-
 static const uint64_t *sort(const tbe_data *d, const peri_kernels *k, const peri_k_tbe_list *s, int split, uint64_t *room[2],
                             peri_k_tbe_item *items, int64_t chunks, int32_t bits, int32_t *payload_bits)
 {
@@ -325,6 +304,7 @@ static results compute(const tbe_data *d, const peri_kernels *k, int split, int6
                        uint32_t set)
 {
     results r = {.report = {.first_item = INT64_MAX, .first_bag = INT64_MAX}};
+    case_weights all = case_weights_new(weight, d->total_elements);
     peri_k_tbe_span *spans = tbe_room((int64_t)sizeof *spans * (d->n_blocks + 1));
     peri_k_tbe_list s = list_of(d, spans);
     bool factors = d->weights || d->scale || d->c->mean;
@@ -342,7 +322,7 @@ static results compute(const tbe_data *d, const peri_kernels *k, int split, int6
     run(k, PERI_K_tbe_weight_gradient, &gradient, chunks, split);
     for (int i = 0; i < 2; i++) {
         int32_t dtype = i ? PERI_BF16 : PERI_F16;
-        void *narrow = weights_of(weight, d->total_elements, dtype);
+        const void *narrow = all.of[place_of(dtype)];
         r.narrow_out[i] = zeros(d->out_elements);
         r.narrow_grad_weights[i] = tbe_room(4 * d->n_ids);
         peri_k_tbe_forward_args forward = {
@@ -353,7 +333,6 @@ static results compute(const tbe_data *d, const peri_kernels *k, int split, int6
         gradient.weight_dtype = dtype;
         gradient.grad_weights = r.narrow_grad_weights[i];
         run(k, PERI_K_tbe_weight_gradient, &gradient, chunks, split);
-        free(narrow);
     }
     uint64_t *room[2] = {tbe_room(8 * d->items), tbe_room(8 * d->items)};
     peri_k_tbe_item *items = factors ? tbe_room((int64_t)sizeof *items * d->items) : NULL;
@@ -370,7 +349,7 @@ static results compute(const tbe_data *d, const peri_kernels *k, int split, int6
     for (int o = 0; o < VARIANTS; o++) {
         const variant *v = &variants[o];
         if (!(set >> o & 1)) continue;
-        r.weight[o] = weights_of(weight, d->total_elements, v->dtype);
+        r.weight[o] = copy_of(&all, v->dtype);
         r.momentum1[o] = zeros(d->total_elements > d->total_rows ? d->total_elements : d->total_rows);
         r.momentum2[o] = zeros(d->total_elements);
         r.counter[o] = tbe_room(4 * d->total_rows);
@@ -418,6 +397,7 @@ static results compute(const tbe_data *d, const peri_kernels *k, int split, int6
                                               .scratch = scratch, .scratch_stride = stride, .chunks = chunks};
         run(k, PERI_K_tbe_dense_update, &again, chunks, split);
     }
+    case_weights_free(&all);
     free(scratch);
     free(items);
     free(room[0]);

@@ -230,7 +230,8 @@ static void compare_isas(const lookup *l, const char *what)
     for (int n = 0; n < ISAS; n++)
         for (int split = 0; split < (n < ISAS_CPU ? SPLITS : BACKWARDS) && kernels_of(isas[n]) && has_case(n, number); split++) {
             uint8_t *got = run(l, kernels_of(isas[n]), split, &found);
-            for (int64_t i = 0; i < l->out_elements; i++)
+            bool equal = memcmp(want, got, (size_t)(l->out_elements * (l->out_dtype == PERI_F32 ? 4 : 2))) == 0;
+            for (int64_t i = 0; i < l->out_elements && !equal; i++)
                 if (!same_bits(want, got, i, l->out_dtype))
                     fail_msg("%s, %s: element %lld is %.9g, wanted %.9g", what, isas[n], (long long)i, out_at(got, i, l->out_dtype),
                              out_at(want, i, l->out_dtype));

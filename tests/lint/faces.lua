@@ -1,4 +1,4 @@
--- faces.lua: what kernels/*.h lists for devices has a face in kernels/cuda, also where no compiler of CUDA is there to miss it.
+-- faces.lua: what kernels/list.h lists for devices has a face in kernels/cuda, also where no compiler of CUDA is there to miss it.
 
 local wanted = { -- what a list says of an entry -> the macros of kernels/cuda/cuda.h that make its faces
   KERNELS = { "PERI_CUDA_KERNEL" },
@@ -6,15 +6,15 @@ local wanted = { -- what a list says of an entry -> the macros of kernels/cuda/c
 }
 local called = { KERNELS = "kernel", OPS = "operation" }
 
---- Entries of PERI_KERNELS_* and PERI_OPS_* (steps are cpu's own), in the order of the files: name, list, header, family.
+local LIST = "kernels/list.h"
+
+--- Entries of PERI_KERNELS_* and PERI_OPS_* (steps are cpu's own), in their order: name, list, family; and the lists.
 local function entries(ctx)
   local found, families = {}, {}
-  for _, path in ipairs(ctx.files("kernels", "h")) do
-    for list, family, text in ctx.read(path):gsub("\\\n", " "):gmatch "#define PERI_(%u+)_([%u%d_]+)%(X%)([^\n]*)" do
-      if wanted[list] then families[#families + 1] = { list = list, family = family, header = path } end
-      for name in text:gmatch "X%(([%w_]+)," do
-        if wanted[list] then found[#found + 1] = { name = name, list = list, header = path, family = family:lower() } end
-      end
+  for list, family, text in ctx.read(LIST):gsub("\\\n", " "):gmatch "#define PERI_(%u+)_([%u%d_]+)%(X%)([^\n]*)" do
+    if wanted[list] then
+      families[#families + 1] = { list = list, family = family }
+      for name in text:gmatch "X%(([%w_]+)," do found[#found + 1] = { name = name, list = list, family = family:lower() } end
     end
   end
   return found, families
@@ -29,11 +29,11 @@ local function faces(ctx)
   return at, files
 end
 
---- Where the faces of a header stand already; a family without one gets a file of its name.
-local function home(header, family, all, at)
+--- Where the faces of a family stand already; one without any gets a file of its name.
+local function home(family, all, at)
   local seen, names = {}, {}
   for _, e in ipairs(all) do
-    local path = e.header == header and at[wanted[e.list][1] .. " " .. e.name]
+    local path = e.family == family and at[wanted[e.list][1] .. " " .. e.name]
     if path and not seen[path] then
       seen[path] = true
       names[#names + 1] = path
@@ -50,8 +50,8 @@ local function have_faces(ctx)
     for _, macro in ipairs(wanted[e.list]) do
       known[macro .. " " .. e.name] = true
       if not at[macro .. " " .. e.name] then
-        complaints[#complaints + 1] = ("%s lists the %s %s, which has no CUDA face: %s(%s) is missing in %s"):format(e.header,
-          called[e.list], e.name, macro, e.name, home(e.header, e.family, all, at))
+        complaints[#complaints + 1] = ("%s lists the %s %s, which has no CUDA face: %s(%s) is missing in %s"):format(LIST,
+          called[e.list], e.name, macro, e.name, home(e.family, all, at))
       end
     end
   end
@@ -59,19 +59,20 @@ local function have_faces(ctx)
   for face, path in pairs(at) do -- any order: sorted below
     local macro, name = face:match "(%S+) (%S+)"
     if not known[face] then
-      others[#others + 1] = ("%s defines %s(%s), which no list of kernels/*.h asks for"):format(path, macro, name)
+      others[#others + 1] = ("%s defines %s(%s), which no list of kernels/list.h asks for"):format(path, macro, name)
     end
   end
   table.sort(others)
   for _, line in ipairs(others) do complaints[#complaints + 1] = line end
-  local table_of_all = ctx.read "kernels/kernels.h"
+  local lists = ctx.read(LIST):gsub("\\\n", " ")
   for _, f in ipairs(families) do
-    if not table_of_all:find(("PERI_%s_%s(X)"):format(f.list, f.family), 1, true) then
-      complaints[#complaints + 1] = ("%s: PERI_%s_%s is not in PERI_%s of kernels/kernels.h, so no device has its entries"):format(f.header,
-        f.list, f.family, f.list)
+    local whole = lists:match(("#define PERI_%s%%(X%%)([^\n]*)"):format(f.list)) or ""
+    if not whole:find(("PERI_%s_%s(X)"):format(f.list, f.family), 1, true) then
+      complaints[#complaints + 1] = ("%s: PERI_%s_%s is not in PERI_%s, so no device has its entries"):format(LIST, f.list, f.family,
+        f.list)
     end
   end
-  if #all < 100 then complaints[#complaints + 1] = ("kernels/*.h: only %d entries were read; the rule is blind"):format(#all) end
+  if #all < 100 then complaints[#complaints + 1] = ("kernels/list.h: only %d entries were read; the rule is blind"):format(#all) end
   return complaints
 end
 

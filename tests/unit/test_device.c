@@ -4,6 +4,8 @@
  * products, memory that the host cannot touch.
  */
 #include "tests/harness/check.h"
+#include "kernels/convert.h"
+#include "kernels/dense.h"
 
 #include "runtime/tensor/internal.h"
 

@@ -3,6 +3,7 @@
  * test_tape.c: the gradient tape from C: order, sums over several uses, exchanges that are pending, long chains, misuse.
  */
 #include "tests/harness/check.h"
+#include "kernels/dense.h"
 
 #include "runtime/tensor/internal.h"
 

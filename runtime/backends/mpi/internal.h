@@ -6,7 +6,8 @@
 #ifndef PERI_BACKENDS_MPI_INTERNAL_H
 #define PERI_BACKENDS_MPI_INTERNAL_H
 
-#include "../../../kernels/kernels.h"
+#include "../../../kernels/route.h"
+#include "../../../kernels/work.h"
 #include "../../plugin/coll.h"
 
 #include <mpi.h>

@@ -3,6 +3,8 @@
  * messages.c: the messages of a request, and sums in rank order.
  */
 #include "internal.h"
+#include "../../../kernels/convert.h"
+#include "../../../kernels/route.h"
 
 #include <string.h>
 

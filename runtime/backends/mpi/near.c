@@ -14,6 +14,7 @@
  * buffers are free when all claims are done (near_quiet).
  */
 #include "internal.h"
+#include "../../../kernels/route.h"
 
 enum {
     PIECE_MOST = 512 << 10, /* bytes of a claim that others might make too */

@@ -6,7 +6,6 @@
 #ifndef PERI_BACKENDS_NCCL_INTERNAL_H
 #define PERI_BACKENDS_NCCL_INTERNAL_H
 
-#include "../../../kernels/kernels.h"
 #include "../../plugin/coll.h"
 #include "../../plugin/device.h"
 

@@ -11,6 +11,8 @@
  * are exchanges of parts, summed here in rank order (kernel `reduce`), and gathered.
  */
 #include "internal.h"
+#include "../../../kernels/convert.h"
+#include "../../../kernels/work.h"
 
 #include <string.h>
 

@@ -4,6 +4,7 @@
  */
 #include "../watch.h"
 #include "tier.h"
+#include "../../../kernels/dense.h"
 
 enum { AHEAD = 16, GRAIN = 2048 }; /* pins ahead whose slots are fetched in advance; pins worth a thread */
 

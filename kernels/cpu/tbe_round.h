@@ -1,7 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tbe_round.c: storing f32 as f16 and bf16, to nearest even and stochastically: kernels/ref/tbe_round.h in sixteens.
+ * tbe_round.h: storing f32 as f16 and bf16, to nearest even and stochastically: kernels/ref/tbe_round.h in sixteens.
  */
+#ifndef PERI_KERNELS_CPU_TBE_ROUND_H
+#define PERI_KERNELS_CPU_TBE_ROUND_H
+
+#include "../ref/tbe_round.h"
+#include "tbe_simd.h"
+
 typedef uint16_t h16x __attribute__((vector_size(32)));
 typedef uint16_t h16x_unaligned __attribute__((vector_size(32), aligned(2)));
 
@@ -39,3 +45,5 @@ TBE_INLINE void tbe_random_group(uint64_t key, uint32_t lane, uint16_t *out, con
     *(h16x_unaligned *)out = u16x_narrow(tbe_random_first(x, dtype));
     *(h16x_unaligned *)(out + 16) = u16x_narrow(tbe_random_other(x, dtype));
 }
+
+#endif

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * tbe_calls.h: what units of table batches hand to each other. The same for all instruction sets.
+ */
+#ifndef PERI_KERNELS_TBE_CALLS_H
+#define PERI_KERNELS_TBE_CALLS_H
+
+#include "../ref/tbe_place.h"
+#include "../tbe.h"
+
+/* -- lookups: tbe_forward.h ------------------------------------------------------------------------------------------------------------ */
+
+/** How many rows the walk ahead keeps in flight. The caller says how many bytes: enough to cover the memory's latency, few enough to stay
+ *  in the cache until they are used. */
+enum { TBE_AHEAD_LEAST = 8, TBE_AHEAD_MOST = 128 };
+
+/** A call's part of the walk, and the block in which it is. */
+typedef struct tbe_walk {
+    const peri_k_tbe_forward_args *a;
+    const peri_k_tbe_table *t;
+    const char *base; /* row 0 */
+    int64_t stride;   /* bytes */
+    int64_t k;
+    bool past_caches, past; /* outputs go past the caches: of the call where they can; of the block */
+    tbe_count count;
+    const char *ring[TBE_AHEAD_MOST]; /* the rows asked for, by item; NULL: no row, or beyond the end of the call */
+} tbe_walk;
+
+/* -- updates: tbe_update.h ------------------------------------------------------------------------------------------------------------- */
+
+/** The part of an update that one call does. */
+typedef struct tbe_updater {
+    const peri_k_tbe_update_args *a;
+    int64_t n; /* all sorted items */
+    uint64_t payload_mask;
+    int64_t ahead;      /* next item to ask for; n: nothing more is asked for */
+    bool near;          /* into the first-level cache */
+    uint64_t ahead_row; /* linear row of the last one */
+    const peri_k_tbe_table *ahead_table;
+    int64_t ahead_lines, ahead_weight_lines; /* of a row of f32, and of weights; the latter 0 with kind NONE */
+    const float *full[2], *row[2];           /* states to ask for; NULL: none */
+    const int64_t *prev;
+    float *room;                             /* scratch */
+    int64_t runs, next_run;                  /* updated so far; place of the next one among run_values */
+} tbe_updater;
+
+/** Update the rows of table @t whose runs begin in [e, last); returns the first item of another table, or of none. */
+typedef int64_t tbe_batches(tbe_updater *u, const peri_k_tbe_table *t, int64_t e, int64_t last);
+
+#endif

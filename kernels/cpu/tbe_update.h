@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * tbe_update.h: what the parts of an update share. Sorted items come in runs of equal rows, whose gradients are summed. Two streams of
+ * random addresses have to be asked for ahead of time: rows of the gradient (one for each item, mostly in the last-level cache), and rows
+ * of the tables with their optimizer state (one for each run of equal rows, in memory).
+ */
+#ifndef PERI_KERNELS_TBE_UPDATE_H
+#define PERI_KERNELS_TBE_UPDATE_H
+
+#include "../ref/tbe_list.h"
+#include "tbe_calls.h"
+#include "tbe_simd.h"
+
+/** What sums are multiplied by. */
+static inline float tbe_part_of_sums(const peri_k_tbe_update_args *a)
+{
+    const uint32_t bits = (uint32_t)(127 - a->halvings) << 23;
+    float part;
+    memcpy(&part, &bits, sizeof part);
+    return part;
+}
+
+static inline const peri_k_tbe_table *tbe_table_of(const peri_k_tbe_table *t, uint64_t linear)
+{
+    while (linear >= (uint64_t)(t->first_row + t->rows)) t++;
+    return t;
+}
+
+/** Where item e's gradient row begins. */
+static inline const float *tbe_gradient_row(const tbe_updater *u, int64_t e, float *scale)
+{
+    uint64_t payload = u->a->sorted[e] & u->payload_mask;
+    if (!u->a->items) return u->a->grad + payload;
+    *scale = u->a->items[payload].scale;
+    return u->a->grad + u->a->items[payload].grad;
+}
+
+/** Look ahead into table @t from now on. */
+static void tbe_update_enter(tbe_updater *u, const peri_k_tbe_table *t)
+{
+    int64_t element = tbe_weight_bytes(u->a->rows.weight_dtype);
+    u->ahead_table = t;
+    u->ahead_lines = (t->cols * 4 + TBE_LINE - 1) / TBE_LINE + (t->stride % (TBE_LINE / 4) != 0);
+    u->ahead_weight_lines = 0;
+    if (u->a->optimizer.kind == PERI_TBE_NONE) return;
+    u->ahead_weight_lines = (t->cols * element + TBE_LINE - 1) / TBE_LINE + (t->stride * element % TBE_LINE != 0);
+}
+
+TBE_INLINE void tbe_update_ahead(tbe_updater *u)
+{
+    enum { ITEMS_AHEAD = 16 };
+    const peri_k_tbe_update_args *a = u->a;
+    if (u->ahead >= u->n) return;
+    float scale;
+    if (a->items && u->ahead + ITEMS_AHEAD < u->n)
+        _mm_prefetch((const char *)&a->items[a->sorted[u->ahead + ITEMS_AHEAD] & u->payload_mask], _MM_HINT_T0);
+    uint64_t linear = a->sorted[u->ahead] >> a->payload_bits;
+    const float *g = tbe_gradient_row(u, u->ahead++, &scale);
+    if (linear != u->ahead_row) {
+        if (linear >= (uint64_t)a->rows.total_rows) return;
+        u->ahead_row = linear;
+        if (linear >= (uint64_t)(u->ahead_table->first_row + u->ahead_table->rows))
+            tbe_update_enter(u, tbe_table_of(u->ahead_table, linear));
+        const peri_k_tbe_table *t = u->ahead_table;
+        int64_t at = t->offset + ((int64_t)linear - t->first_row) * t->stride, lines = u->ahead_lines;
+        tbe_prefetch((const char *)a->rows.weight + at * tbe_weight_bytes(a->rows.weight_dtype), u->ahead_weight_lines, u->near);
+        for (int i = 0; i < 2; i++) {
+            if (u->full[i]) tbe_prefetch((const char *)(u->full[i] + at), lines, u->near);
+            if (u->row[i]) tbe_prefetch((const char *)(u->row[i] + linear), 1, u->near);
+        }
+        if (u->prev) tbe_prefetch((const char *)(u->prev + linear), 1, u->near);
+    }
+    tbe_prefetch((const char *)g, u->ahead_lines, u->near);
+}
+
+/** The sum over items [e, past) of all columns into @room. */
+#define tbe_sum_items K_SHARED(tbe_sum_items)
+K_HIDDEN void tbe_sum_items(tbe_updater *u, int64_t e, int64_t past, int64_t cols, float *room);
+
+/** That sum, in @room (whole sixteens) or, for a single item as it is, where it lies. */
+TBE_INLINE const float *tbe_sum(tbe_updater *u, int64_t e, int64_t past, int64_t cols, float *room)
+{
+    if (past - e == 1 && !u->a->items && !(u->a->optimizer.max_gradient > 0) && u->a->halvings == 0) {
+        float scale;
+        tbe_update_ahead(u);
+        return tbe_gradient_row(u, e, &scale);
+    }
+    tbe_sum_items(u, e, past, cols, room);
+    if (u->a->halvings) {
+        const v16 part = v16_set(tbe_part_of_sums(u->a));
+        for (int64_t d = 0; d < cols; d += 16) v16_store(room + d, v16_mul(v16_load(room + d), part));
+    }
+    return room;
+}
+
+/** First item behind the run of equal rows that begins at @e. */
+TBE_INLINE int64_t tbe_run_end(const tbe_updater *u, int64_t e, uint64_t linear)
+{
+    for (e++; e < u->n && u->a->sorted[e] >> u->a->payload_bits == linear; e++) {
+    }
+    return e;
+}
+
+/** Does item @e begin a run of table @t? */
+TBE_INLINE bool tbe_in_table(const tbe_updater *u, const peri_k_tbe_table *t, int64_t e, int64_t last, uint64_t *linear)
+{
+    if (e >= last) return false;
+    *linear = u->a->sorted[e] >> u->a->payload_bits;
+    return *linear - (uint64_t)t->first_row < (uint64_t)t->rows;
+}
+
+/** The optimizers, by the pieces of unit_tbe_rows.c: X(kind). ROWWISE_RMSPROP_AR stands for all of tbe_row_stepped. SUMS(NONE): no
+ *  optimizer, sums go where the caller wants them. */
+#define TBE_KINDS_rates(X, SUMS) SUMS(NONE) X(SGD) X(ADAGRAD) X(ROWWISE_ADAGRAD)
+#define TBE_KINDS_moments(X, SUMS) X(ADAM) X(PARTIAL_ROWWISE_ADAM) X(LARS_SGD) X(LION)
+#define TBE_KINDS_norms(X, SUMS) X(LAMB) X(PARTIAL_ROWWISE_LAMB) X(ROWWISE_RMSPROP_AR)
+#define TBE_KINDS(X, SUMS) TBE_KINDS_rates(X, SUMS) TBE_KINDS_moments(X, SUMS) TBE_KINDS_norms(X, SUMS)
+
+/** Chunks [begin, end) of an update, and of a dense one. */
+#define TBE_SUMS(kind) K_HIDDEN void K_SHARED(tbe_update_##kind)(const peri_k_tbe_update_args *a, int64_t begin, int64_t end);
+#define X(kind)                                                                                                                            \
+    TBE_SUMS(kind)                                                                                                                         \
+    K_HIDDEN void K_SHARED(tbe_dense_##kind)(const peri_k_tbe_dense_update_args *a, int64_t begin, int64_t end);
+TBE_KINDS(X, TBE_SUMS)
+#undef X
+#undef TBE_SUMS
+
+/** What updates table @t in batches; NULL: its rows are to be taken one by one. */
+#define tbe_batches_of K_SHARED(tbe_batches_of)
+K_HIDDEN tbe_batches *tbe_batches_of(const peri_k_tbe_update_args *a, const peri_k_tbe_table *t);
+
+/** The same of weights of one type, by the pieces of unit_tbe_batch.c; NULL: these have no such optimizer or width. */
+#define X(dtype) K_HIDDEN tbe_batches *K_SHARED(tbe_batches_##dtype)(int32_t kind, int64_t cols);
+X(f32) X(f16) X(bf16)
+#undef X
+
+#endif
