@@ -21,7 +21,7 @@ local anomaly = {}
 ---local y, weights = attention:forward(x, x, x, { attn_mask = peri.zeros { 5, 5 } })
 ---print(y:size(2), weights:size(3), attention:extra_text()) --> 5 5 embed_dim=8, num_heads=2
 ---```
----@class peri.nn.MultiheadAttention
+---@class peri.nn.MultiheadAttention: peri.nn.Module
 ---@overload fun(args: peri.nn.MultiheadAttention.args): peri.nn.MultiheadAttention
 nn.MultiheadAttention = {}
 
@@ -43,25 +43,13 @@ nn.MultiheadAttention = {}
 ---local attention = peri.nn.MultiheadAttention { embed_dim = 4, num_heads = 4 }
 ---print(attention:forward(peri.zeros { 2, 1, 4 }, peri.zeros { 3, 1, 4 }, peri.zeros { 3, 1, 4 }):size(1)) --> 2
 ---```
----@param self peri.nn.MultiheadAttention The module.
 ---@param query peri.Tensor `[L, B, E]`, or `[B, L, E]` with batch_first.
 ---@param key peri.Tensor `[S, B, E]`, or `[B, S, E]`.
 ---@param value peri.Tensor `[S, B, E]`, or `[B, S, E]`.
 ---@param options? table `key_padding_mask`, `attn_mask`, `average_attn_weights`, as above (default: none, none, true).
 ---@return peri.Tensor # The result: the shape of the query.
 ---@return peri.Tensor # The weights: `[B, L, S]`, or `[B, heads, L, S]`.
-function nn.MultiheadAttention.forward(self, query, key, value, options) end
-
----What `tostring` shows of it.
----
----Errors: another object.
----
----```lua
----print(peri.nn.MultiheadAttention({ embed_dim = 4, num_heads = 2 }):extra_text()) --> embed_dim=4, num_heads=2
----```
----@param self peri.nn.MultiheadAttention The module.
----@return string
-function nn.MultiheadAttention.extra_text(self) end
+function nn.MultiheadAttention:forward(query, key, value, options) end
 
 ---Gated recurrent units over a sequence, in layers. Parameters: `weight_ih_l0`, `weight_hh_l0`, `bias_ih_l0`, `bias_hh_l0`, and so on,
 ---with `_reverse` for the other direction.
@@ -73,7 +61,7 @@ function nn.MultiheadAttention.extra_text(self) end
 ---local states, last = gru:forward(peri.randn { 5, 2, 3 })
 ---print(states:size(1), last:size(1), gru:extra_text()) --> 5 2 3, 4, num_layers=2
 ---```
----@class peri.nn.GRU
+---@class peri.nn.GRU: peri.nn.Module
 ---@overload fun(args: peri.nn.GRU.args): peri.nn.GRU
 nn.GRU = {}
 
@@ -95,23 +83,11 @@ nn.GRU = {}
 ---```lua
 ---print(peri.nn.GRU({ input_size = 3, hidden_size = 4 }):forward(peri.zeros { 2, 1, 3 }):size(3)) --> 4
 ---```
----@param self peri.nn.GRU The module.
 ---@param x peri.Tensor `[L, B, input_size]`, or `[B, L, input_size]` with batch_first.
 ---@param h0? peri.Tensor The first states: `[layers * directions, B, hidden_size]` (default: zeros).
 ---@return peri.Tensor # States of the last layer: `[L, B, directions * hidden_size]`.
 ---@return peri.Tensor # Last states of all layers: the shape of h0.
-function nn.GRU.forward(self, x, h0) end
-
----What `tostring` shows of it.
----
----Errors: another object.
----
----```lua
----print(peri.nn.GRU({ input_size = 3, hidden_size = 4 }):extra_text()) --> 3, 4, num_layers=1
----```
----@param self peri.nn.GRU The module.
----@return string
-function nn.GRU.extra_text(self) end
+function nn.GRU:forward(x, h0) end
 
 ---x where it is above 0, else `weight` times x.
 ---
@@ -121,7 +97,7 @@ function nn.GRU.extra_text(self) end
 ---local prelu = peri.nn.PReLU { init = 0.5 }
 ---print(table.concat(prelu:forward(peri.tensor { -2, 3 }):to_list(), " "), prelu:extra_text()) --> -1 3 num_parameters=1
 ---```
----@class peri.nn.PReLU
+---@class peri.nn.PReLU: peri.nn.Module
 ---@overload fun(args: peri.nn.PReLU.args): peri.nn.PReLU
 nn.PReLU = {}
 
@@ -138,21 +114,9 @@ nn.PReLU = {}
 ---```lua
 ---print(peri.nn.PReLU({}):forward(peri.tensor { -4 }):item()) --> -1
 ---```
----@param self peri.nn.PReLU The module.
 ---@param x peri.Tensor Any shape.
 ---@return peri.Tensor # Of the shape of x.
-function nn.PReLU.forward(self, x) end
-
----What `tostring` shows of it.
----
----Errors: another object.
----
----```lua
----print(peri.nn.PReLU({}):extra_text()) --> num_parameters=1
----```
----@param self peri.nn.PReLU The module.
----@return string
-function nn.PReLU.extra_text(self) end
+function nn.PReLU:forward(x) end
 
 ---Bayesian personalised ranking: `functional.bpr_loss`. Called with the scores of items that were taken and of others.
 ---
@@ -161,7 +125,7 @@ function nn.PReLU.extra_text(self) end
 ---```lua
 ---print(("%.4f"):format(peri.nn.BPRLoss {}(peri.tensor { 2 }, peri.tensor { 1 }):item())) --> 0.3133
 ---```
----@class peri.nn.BPRLoss
+---@class peri.nn.BPRLoss: peri.nn.Module
 ---@overload fun(args: peri.nn.BPRLoss.args): peri.nn.BPRLoss
 nn.BPRLoss = {}
 
@@ -176,7 +140,7 @@ nn.BPRLoss = {}
 ---```lua
 ---print(("%.4f"):format(peri.nn.FocalLoss {}(peri.tensor { 0 }, peri.tensor { 1 }):item())) --> 0.0433
 ---```
----@class peri.nn.FocalLoss
+---@class peri.nn.FocalLoss: peri.nn.Module
 ---@overload fun(args: peri.nn.FocalLoss.args): peri.nn.FocalLoss
 nn.FocalLoss = {}
 
@@ -193,7 +157,7 @@ nn.FocalLoss = {}
 ---```lua
 ---print(peri.nn.MarginRankingLoss {}(peri.tensor { 1 }, peri.tensor { 3 }, peri.tensor { 1 }):item()) --> 2
 ---```
----@class peri.nn.MarginRankingLoss
+---@class peri.nn.MarginRankingLoss: peri.nn.Module
 ---@overload fun(args: peri.nn.MarginRankingLoss.args): peri.nn.MarginRankingLoss
 nn.MarginRankingLoss = {}
 
@@ -209,7 +173,7 @@ nn.MarginRankingLoss = {}
 ---```lua
 ---print(peri.nn.HingeEmbeddingLoss {}(peri.tensor { 0.25 }, peri.tensor { -1 }):item()) --> 0.75
 ---```
----@class peri.nn.HingeEmbeddingLoss
+---@class peri.nn.HingeEmbeddingLoss: peri.nn.Module
 ---@overload fun(args: peri.nn.HingeEmbeddingLoss.args): peri.nn.HingeEmbeddingLoss
 nn.HingeEmbeddingLoss = {}
 
@@ -226,7 +190,7 @@ nn.HingeEmbeddingLoss = {}
 ---local a = peri.tensor { { 1, 0 } }
 ---print(peri.nn.CosineEmbeddingLoss {}(a, a, peri.tensor { -1 }):item()) --> 1
 ---```
----@class peri.nn.CosineEmbeddingLoss
+---@class peri.nn.CosineEmbeddingLoss: peri.nn.Module
 ---@overload fun(args: peri.nn.CosineEmbeddingLoss.args): peri.nn.CosineEmbeddingLoss
 nn.CosineEmbeddingLoss = {}
 
@@ -243,7 +207,7 @@ nn.CosineEmbeddingLoss = {}
 ---local p = peri.tensor { { 0.5, 0.5 } }
 ---print(peri.nn.KLDivLoss {}(p:log(), p):item()) --> 0
 ---```
----@class peri.nn.KLDivLoss
+---@class peri.nn.KLDivLoss: peri.nn.Module
 ---@overload fun(args: peri.nn.KLDivLoss.args): peri.nn.KLDivLoss
 nn.KLDivLoss = {}
 
@@ -261,7 +225,7 @@ nn.KLDivLoss = {}
 ---local t = peri.tensor { { 1, 0 }, { 0, 1 } }
 ---print(("%.4f"):format(peri.nn.InBatchSoftmaxLoss {}(t, t):item())) --> 0.3133
 ---```
----@class peri.nn.InBatchSoftmaxLoss
+---@class peri.nn.InBatchSoftmaxLoss: peri.nn.Module
 ---@overload fun(args: peri.nn.InBatchSoftmaxLoss.args): peri.nn.InBatchSoftmaxLoss
 nn.InBatchSoftmaxLoss = {}
 

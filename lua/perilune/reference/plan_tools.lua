@@ -335,8 +335,7 @@ function statistics.constrain(statistics, model, given, world_size) end
 ---@return table[]
 function statistics.tables_of(model) end
 
----TorchRec's matrix: the sharding types that the planner may choose. `perilune_sharder` has those of Perilune's modules; both are written
----with a colon.
+---TorchRec's matrix: the sharding types that the planner may choose. `perilune_sharder` has those of Perilune's modules.
 ---
 ---Errors: an unknown kind of collection.
 ---
@@ -346,35 +345,31 @@ function statistics.tables_of(model) end
 ---print(#plan.perilune_sharder:sharding_types("cpu", "EmbeddingCollection")) --> 4
 ---print(table.concat(plan.perilune_sharder:compute_kernels("row_wise", "cpu"), " ")) --> fused
 ---```
----@param self table The sharder.
 ---@param device string Kind of device: `cpu`, `cuda`.
 ---@param kind string Class of the collection.
 ---@return string[]
-function torchrec_sharder.sharding_types(self, device, kind) end
+function torchrec_sharder:sharding_types(device, kind) end
 
 ---The compute kernels that the planner may choose.
 ---
 ---Errors: nothing is raised.
----@param self table The sharder.
 ---@param sharding_type string The type.
 ---@param device string Kind of device.
 ---@return string[]
-function torchrec_sharder.compute_kernels(self, sharding_type, device) end
+function torchrec_sharder:compute_kernels(sharding_type, device) end
 
 ---What Perilune's modules can do on every device.
 ---
 ---Errors: nothing is raised.
----@param self table The sharder.
 ---@param device string Kind of device.
 ---@param kind string Class of the collection.
 ---@return string[]
-function perilune_sharder.sharding_types(self, device, kind) end
+function perilune_sharder:sharding_types(device, kind) end
 
 ---The compute kernels that Perilune's modules have.
 ---
 ---Errors: nothing is raised.
----@param self table The sharder.
 ---@param sharding_type string The type.
 ---@param device string Kind of device.
 ---@return string[]
-function perilune_sharder.compute_kernels(self, sharding_type, device) end
+function perilune_sharder:compute_kernels(sharding_type, device) end

@@ -18,7 +18,7 @@ local peri = {}
 ---  feature_names = { "viewed", "bought" }, pooling = "MEAN" }
 ---print(config.name, config:num_features(), config.data_type) --> product 2 FP32
 ---```
----@class peri.EmbeddingBagConfig
+---@class peri.EmbeddingBagConfig: peri.embed.config.BaseEmbeddingConfig
 ---@overload fun(args: peri.EmbeddingBagConfig.args): peri.EmbeddingBagConfig
 peri.EmbeddingBagConfig = {}
 
@@ -43,7 +43,7 @@ peri.EmbeddingBagConfig = {}
 ---local rows = peri.EmbeddingCollection { tables = { config } }
 ---print(rows:weight("item"):item(0)) --> 0.5
 ---```
----@class peri.EmbeddingConfig
+---@class peri.EmbeddingConfig: peri.embed.config.BaseEmbeddingConfig
 ---@overload fun(args: peri.EmbeddingConfig.args): peri.EmbeddingConfig
 peri.EmbeddingConfig = {}
 
