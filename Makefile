@@ -526,10 +526,12 @@ gpu-check:
 gpu-check-run: all $(UNIT) $(TEST_PLUGINS) $(if $(filter cuda_host,$(GPU)),$(CUDA_HOST) $(NCCL_HOST),$(CUDA_SO) $(NCCL_SO) $(CUDA_KERNELS))
 	@luajit tests/gpu/check.lua --build=$B --device=$(GPU) --mpi='$(HAVE_MPI)' --busted='$(HAVE_BUSTED)' --cmocka='$(HAVE_CMOCKA)' --only='$(ONLY)' \
 	  --parts='$(PARTS)' --most='$(MOST)' --kernels=$(if $(filter cuda_host,$(GPU)),$(CUDA_HOST),$(CUDA_KERNELS)) --sanitizer=$(firstword $(wildcard $(CUDA_HOME)/bin/compute-sanitizer))
-# Threads on one table, and states of Lua in several threads, for SECONDS=20: under the thread sanitizer (LuaJIT's without it).
-stress: all $B/tests/unit/test_lua
-	@$(SUBMAKE) SAN=thread build/san-thread/tests/unit/test_stress
-	PERI_STRESS=$(or $(SECONDS),20) build/san-thread/tests/unit/test_stress
+# Threads on one table, for SECONDS=20, under the thread sanitizer: the library in two files, with the scalar kernels, compiles in a minute. Then
+# states of Lua in several threads, without it.
+stress: all amalgamation $B/tests/unit/test_lua
+	$(CC) -std=gnu11 -O1 -g1 -fsanitize=thread -DPERI_ISA_MOST=0 -Iruntime/include -I. tests/unit/test_stress.c $B/amalgamation/perilune.c \
+	  -o $B/amalgamation/stress -lcmocka -lxxhash -lpthread -ldl -lm
+	PERI_STRESS=$(or $(SECONDS),20) $B/amalgamation/stress
 	for round in 1 2 3 4 5; do $B/tests/unit/test_lua >$B/stress.log 2>&1 || { cat $B/stress.log; exit 1; }; done
 check-mpi: all $(CUDA_HOST) $(NCCL_HOST)
 	@$(RUN_TESTS) --parts=mpi

@@ -35,10 +35,12 @@ local HEAD = [[
 #define _GNU_SOURCE
 #endif
 #include "perilune.h"
+#ifndef PERI_ISA_MOST /* 0: the scalar kernels only */
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define PERI_ISA_MOST 1
 #else
 #define PERI_ISA_MOST 0
+#endif
 #endif
 ]]
 
