@@ -56,8 +56,7 @@ describe_script("examples/dlrm.lua", function()
 
   -- 250 is not a multiple of 4: shares of 62 and 63 rows
   -- (other plans: tests/fuzz/plans.lua)
-  for _, case in ipairs { { 1, "table_wise" }, { 2, "row_wise" }, { 3, "mixed" }, { 4, "mixed" }, { 4, "row_wise" },
-    { 2, "mixed", "opaque" } } do
+  for _, case in ipairs { { 1, "table_wise" }, { 3, "mixed" }, { 4, "row_wise" }, { 2, "mixed", "opaque" } } do
     local ranks, plan, device = case[1], case[2], case[3] or "cpu"
     it(("has the same loss curve on %d ranks with plan %s on %s"):format(ranks, plan, device), function()
       if ranks > 1 and not many then return pending "Open MPI was not found" end
@@ -74,7 +73,7 @@ describe_script("examples/dlrm.lua", function()
         for i, point in ipairs(want) do assert.equal(point.loss, got[i].loss) end
       end
     end
-    same(1, quick, { 1, 3 })
+    same(1, quick, { 3 })
     same(1, quick .. "--device opaque --steps 8", { 2 })
     if many then same(2, quick .. "--plan examples/plans/mixed.lua", { 2 }) end
     local path = folder .. "/workers.txt"

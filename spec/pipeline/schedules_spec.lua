@@ -21,8 +21,9 @@ local cached = { 0.5, 0.7, 0.8, 0.9, [8] = 1 }
 --- differ (as functions of the number of ranks).
 local cases = {
   memory = { schedules = { "base", "sparse_dist", "sparse_dist_lite", "fused_sparse_dist", "prefetch_sparse_dist",
-    { "semi_sync", later.semi_sync }, "wire_first" }, options = function() return {} end },
-  ["no replicas"] = { schedules = { { "accumulate", 1 } }, options = function() return { no_replica = true } end },
+    { "semi_sync", later.semi_sync }, "wire_first" }, sizes = { 1, 2, 3, 8 }, options = function() return {} end },
+  ["no replicas"] = { schedules = { { "accumulate", 1 } }, sizes = { 1, 2, 3, 8 },
+    options = function() return { no_replica = true } end },
   files = { schedules = { "base", "sparse_dist", "fused_sparse_dist", "prefetch_sparse_dist", "wire_first" },
     options = function(n) return { files = cached[n] } end, plain = function() return {} end, sizes = { 1, 2, 3, 8 },
     check = function(model, n)
