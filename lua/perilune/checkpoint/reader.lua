@@ -182,11 +182,13 @@ end
 --- of the bytes, of so many ranks.
 function Checkpoint:verify(rank, size)
   local shares, least = {}, 1
-  for r = 1, size or 1 do shares[r] = 0 end
+  size = util.integer("Checkpoint:verify", "size", size or 1, 1)
+  rank = util.integer("Checkpoint:verify", "rank", rank or 0, 0, size - 1)
+  for r = 1, size do shares[r] = 0 end
   for i = 0, self._count - 1 do
     check(C.peri_checkpoint_tensor_at(pointer(self), i, info))
     for k = 0, tonumber(info.pieces) - 1 do
-      if least == (rank or 0) + 1 then check(C.peri_checkpoint_verify(pointer(self), i, k)) end
+      if least == rank + 1 then check(C.peri_checkpoint_verify(pointer(self), i, k)) end
       check(C.peri_checkpoint_piece(pointer(self), i, k, region_out, place))
       shares[least] = shares[least] + tonumber(place.bytes)
       for r = 1, #shares do least = shares[r] < shares[least] and r or least end

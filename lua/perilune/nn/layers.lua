@@ -208,6 +208,8 @@ end
 --- What decides which elements it leaves out next.
 function Dropout:get_extra_state() return { seed = self.seed, stream = self.stream, step = self.step } end
 function Dropout:set_extra_state(state) self.seed, self.stream, self.step = state.seed, state.stream, state.step end
+signature.object("dropout_state", "what get_extra_state returned", { stream = "number", step = "number" })
+signature.check("Dropout:", Dropout, { set_extra_state = "self: table, state: dropout_state" })
 function Dropout:extra_text() return "p=" .. self.p end
 
 -- -- perceptrons -------------------------------------------------------------------------------------------------------------------

@@ -426,7 +426,8 @@ function Sharder:shard(module, plan, env, device) -- luacheck: ignore 212
 end
 
 signature.kind("collision_collection", "a ManagedCollisionCollection", ManagedCollisionCollection.is)
-signature.check("ShardedManagedCollisionCollection:", Sharded, { forward = "self: table, features: KeyedJaggedTensor" })
+signature.check("ShardedManagedCollisionCollection:", Sharded, { forward = "self: table, features: KeyedJaggedTensor",
+  copy_from = "self: table, mcc: collision_collection" })
 signature.check("ManagedCollisionCollectionSharder:", Sharder, {
   shard = "self: Sharder, module: collision_collection, plan: table, env: env_of_group, device: any",
   shardable_parameters = "self: Sharder, module: collision_collection" })
