@@ -1,5 +1,6 @@
 -- The reference (lua/perilune/reference, docs/reference): it describes what is there, with the arguments and defaults that the library
--- has; its examples run and print what they say; and no public name is without a description.
+-- has; its examples run and print what they say; what it describes refuses wrong arguments in words; and no public name is without a
+-- description.
 -- takes: 1 s
 local util = require "perilune.util"
 local heard = {} -- the name of a function that takes named arguments -> their spec: a class looks at them before those above it do
@@ -28,20 +29,44 @@ local function spec_of(name)
   end
 end
 
---- Run an example. What it prints stands behind --> in its lines, in their order.
-local function run(example, name)
+--- Run an example. What it prints stands behind --> in its lines, in their order. made: class -> an object of it among its locals.
+local function run(example, name, made)
   local printed, wanted = {}, {}
   for text in (example .. "\n"):gmatch "%-%-> (.-)\n" do wanted[#wanted + 1] = text end
   local prelude = "local peri = require 'perilune'; local nn, plan, data = peri.nn, peri.plan, peri.data; local _ = nn, plan, data; "
-  local f = assert(loadstring(prelude .. example, "=" .. name))
+  local f = assert(loadstring(prelude .. example .. "\nthe_end()", "=" .. name))
   local function print_(...)
     local parts = {}
     for i = 1, select("#", ...) do parts[i] = tostring((select(i, ...))) end
     printed[#printed + 1] = table.concat(parts, " ")
   end
-  setfenv(f, setmetatable({ print = print_ }, { __index = _G }))
+  local function the_end()
+    local i, local_name, value = 1, debug.getlocal(2, 1)
+    while local_name do
+      local class = type(value) == "table" and getmetatable(value)
+      if class then made[class] = value end
+      i = i + 1
+      local_name, value = debug.getlocal(2, i)
+    end
+  end
+  setfenv(f, setmetatable({ print = print_, the_end = the_end }, { __index = _G }))
   f()
   assert.same(wanted, printed)
+end
+
+--- Call what a page describes with something that nothing takes: what is not taken is an error of the library's, and none of Lua's.
+local function check_words(page, made)
+  local wrong, nothing = {}, coroutine.create(function() end)
+  for _, entry in ipairs(page.entries) do
+    local value, object = names.value(entry.name), entry.colon and made[names.value(entry.owner)] or nil
+    local takes = entry.kind == "function" and #entry.params > 0 and (object or not entry.colon) or entry.kind == "class" and entry.overload
+    if value and takes then
+      local ok, err
+      if object then ok, err = pcall(value, object, nothing, nothing) else ok, err = pcall(value, nothing, nothing, nothing) end
+      if not ok and not (type(err) == "table" and err.message) then wrong[#wrong + 1] = ("%s: %s"):format(entry.name, tostring(err)) end
+    end
+  end
+  assert.same({}, wrong, "an error of Lua, where the library could say what is wrong")
 end
 
 describe("the reference", function()
@@ -50,9 +75,11 @@ describe("the reference", function()
 
   for _, page in ipairs(pages) do
     it("has examples that run: " .. page.name, function()
+      local made = {}
       for _, entry in ipairs(page.entries) do
-        for i, example in ipairs(entry.examples) do run(example, ("%s, example %d"):format(entry.name, i)) end
+        for i, example in ipairs(entry.examples) do run(example, ("%s, example %d"):format(entry.name, i), made) end
       end
+      check_words(page, made)
     end)
   end
 
