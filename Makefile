@@ -630,8 +630,8 @@ $B/bench/libcomm_mpi.so: tests/bench/comm_mpi.c $(CONFIG)
 bench-comm: all $(PEER) $(if $(HAVE_MPI),$B/bench/libcomm_mpi.so)
 	$(call BENCH,comm,$(if $(HAVE_MPI),2 4,1))
 	@$(if $(and $(PYTHON),$(HAVE_MPI)),$(PEER) tests/bench/peers/kjt.py --perilune $(LAUNCHER) --out build/bench/comm.jsonl)
-bench-serve: all $B/bench/lookup
-	$(call BENCH,serve,1)
+bench-serve: all $(PEER) $B/bench/lookup
+	$(call BENCH,serve,1,,$(if $(PYTHON),--python $(PEER)))
 	@$B/bench/lookup build/bench/serve.jsonl 1 2 4 $(filter-out 1 2 4,$(CORES))
 $B/bench/lookup: tests/bench/lookup.c $(LIB_A)
 	@mkdir -p $(@D)

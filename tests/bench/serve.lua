@@ -1,5 +1,6 @@
 -- serve.lua: answers of model files, one thread, without HTTP: a DLRM of 26 tables, batches of several sizes, dtypes of tables. One line a
--- measurement: case, dtype, threads, samples of a call, p50 and p99 of a call in microseconds, samples a second.
+-- measurement: case, dtype, threads, samples of a call, p50 and p99 of a call in microseconds, samples a second. With --python beside PyTorch
+-- with FBGEMM's tables (peers/serve.py), in turns: ratio is theirs over ours, of medians, the median of the rounds.
 --
 -- Ids are uniform and there are many batches of them, which take turns: rows come from memory, as in serving.
 local ffi = require "ffi"
@@ -14,11 +15,14 @@ parser:option("--rows", "Rows of each table.", 100000, tonumber)
 parser:option("--dtypes", "Dtypes of tables, with commas.", "f32,int8,int4")
 parser:option("--batches", "Samples of a call, with commas.", "1,16,256")
 parser:option("--seconds", "Of each measurement.", 2, tonumber)
+parser:option("--rounds", "Times that everything is measured, in turns with the peer.", 3, tonumber)
+parser:option("--python", "A Python with torch and fbgemm_gpu: measures them at the same, and prints ratios.")
 local options = parser:parse(arg)
 local out = options.out and assert(io.open(options.out, "a"))
 
 local TABLES, COLUMNS, DENSE, IDS, SETS = 26, 64, 13, 1, 64
 
+local beside = options.python and options.python ~= ""
 local tables, keys = {}, {}
 for i = 1, TABLES do
   keys[i] = ("f%02d"):format(i)
@@ -79,17 +83,62 @@ local function measure(path, dtype, n)
   local m = #times
   local line = { case = "dlrm", rows = options.rows, dtype = dtype, threads = 1, samples = n, open_us = opened,
     p50_us = times[math.ceil(m * 0.5)], p99_us = times[math.ceil(m * 0.99)], samples_per_s = n * m / sum * 1e6 }
-  print(("%-5s %5d samples  p50 %9.1f us  p99 %9.1f us  %10.0f samples/s  (opened in %.0f us)"):format(dtype, n, line.p50_us, line.p99_us,
-    line.samples_per_s, opened))
-  if out then out:write(json.encode(line), "\n") end
   C.peri_model_context_release(context_out[0])
   C.peri_model_release(model_out[0])
+  return line
+end
+
+local function say(line)
+  print(("%-20s %-5s %5d samples  p50 %9.1f us  p99 %9.1f us  %10.0f samples/s%s"):format(line.peer or "Perilune", line.dtype, line.samples,
+    line.p50_us, line.p99_us, line.samples_per_s, line.ratio and ("  (%.2f times as long as ours)"):format(line.ratio) or ""))
+  if out then out:write(json.encode(line), "\n") end
+end
+
+--- What the peer measures, by samples of a call.
+local function peer(dtype)
+  local script, found = arg[0]:match "^(.*/)" .. "peers/serve.py", {}
+  local pipe = assert(io.popen(("'%s' '%s' --rows %d --dtype %s --batches %s --seconds %g"):format(options.python, script, options.rows, dtype,
+    options.batches, options.seconds)))
+  for text in pipe:lines() do
+    local line = json.decode(text)
+    if line then found[line.samples] = line else print(text) end
+  end
+  pipe:close()
+  return found
+end
+
+--- The line in the middle of those of all rounds.
+local function middle(lines)
+  table.sort(lines, function(a, b) return a.p50_us < b.p50_us end)
+  return lines[math.ceil(#lines / 2)]
 end
 
 for dtype in options.dtypes:gmatch "[^,]+" do
-  local path = os.tmpname()
+  local path, ours, theirs, ratios = os.tmpname(), {}, {}, {}
   model:export(path, { batches = { held_out(11) }, tables = dtype, allowed_difference = 1, finite = false,
     call = function(m, b) return m(b.dense_features, b.sparse_features) end })
-  for n in options.batches:gmatch "%d+" do measure(path, dtype, tonumber(n)) end
+  for _ = 1, options.rounds do
+    local found = beside and peer(dtype) or {}
+    for n in options.batches:gmatch "%d+" do
+      n = tonumber(n)
+      local line = measure(path, dtype, n)
+      ours[n], theirs[n], ratios[n] = ours[n] or {}, theirs[n] or {}, ratios[n] or {}
+      table.insert(ours[n], line)
+      if found[n] then
+        table.insert(theirs[n], found[n])
+        table.insert(ratios[n], found[n].p50_us / line.p50_us)
+      end
+    end
+  end
+  for n in options.batches:gmatch "%d+" do
+    n = tonumber(n)
+    say(middle(ours[n]))
+    if #theirs[n] > 0 then
+      local line = middle(theirs[n])
+      table.sort(ratios[n])
+      line.case, line.threads, line.rows, line.ratio = "dlrm", 1, options.rows, ratios[n][math.ceil(#ratios[n] / 2)]
+      say(line)
+    end
+  end
   os.remove(path)
 end
