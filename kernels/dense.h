@@ -120,12 +120,14 @@ enum { PERI_PANEL = 16 };
 /** Step: y[r][c] = f(s + bias[c]), s = the sum of x[r][k] * w[c][k] over k < inner: it begins with +0, and each product, in the order of
  *  k, is added by one fma (rounded once). So a row of y is a function of its row of x alone, and where `act` is IDENTITY or RELU every
  *  instruction set computes the same bits. bias may be NULL: nothing is added. f = `act` as in bias_act. f32.
- *  w lies in panels of PERI_PANEL columns: w[c][k] is panels[((c / PERI_PANEL) * inner + k) * PERI_PANEL + c % PERI_PANEL]; what is behind
- *  the last column is read and does not matter. Strides in elements. range: rows. */
+ *  w lies in panels of PERI_PANEL columns, f32 or bf16 (which are f32 before they are multiplied): w[c][k] is
+ *  panels[((c / PERI_PANEL) * inner + k) * PERI_PANEL + c % PERI_PANEL]; what is behind the last column is read and does not matter.
+ *  Strides in elements. range: rows. */
 typedef struct peri_k_panel_product_args {
     float *y;
-    const float *x, *panels, *bias;
-    int32_t act;
+    const float *x, *bias;
+    const void *panels;
+    int32_t act, dtype; /* dtype: of the panels */
     int64_t inner, cols, x_stride, y_stride;
 } peri_k_panel_product_args;
 

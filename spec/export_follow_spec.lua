@@ -61,7 +61,8 @@ local function run(of, entry, ranks, steps, full_every, each)
       group = world }
     local function export(tables)
       local path = ("%s/%s.peri"):format(folder, tables)
-      model:export(path, { batches = { held_out() }, call = call, tables = tables, allowed_difference = 10 })
+      model:export(path, { batches = { held_out() }, call = call, tables = tables, allowed_difference = 10,
+        dense = tables == "int8" and "bf16" or "f32" })
       return path
     end
     for step = 1, steps do

@@ -24,11 +24,18 @@ static inline void k_panel_end(const peri_k_panel_product_args *a, float *y, int
     else k_store(y + c, s);
 }
 
-/** Rows [row, row + rows) times panels [panel, panel + n). @rows and @n are constants where this is called. */
-static inline __attribute__((always_inline)) void k_panel_tile(const peri_k_panel_product_args *a, int64_t row, int rows, int64_t panel,
-                                                               int n)
+/** A vector of a panel. */
+static inline __attribute__((always_inline)) k_vec k_panel_load(const void *panels, int64_t at, const int32_t dtype)
 {
-    const float *w = a->panels + panel * PERI_PANEL * a->inner, *x = a->x + row * a->x_stride;
+    return dtype == PERI_F32 ? k_load((const float *)panels + at) : k_load_bf16((const uint16_t *)panels + at);
+}
+
+/** Rows [row, row + rows) times panels [panel, panel + n). @rows, @n and @dtype are constants where this is called. */
+static inline __attribute__((always_inline)) void k_panel_tile(const peri_k_panel_product_args *a, int64_t row, int rows, int64_t panel,
+                                                               int n, const int32_t dtype)
+{
+    const int64_t w = panel * PERI_PANEL * a->inner;
+    const float *x = a->x + row * a->x_stride;
     k_vec s[K_TILE_MOST_ROWS][8 * K_PANEL_VECTORS];
     const int vectors = n * K_PANEL_VECTORS;
     const int64_t step = PERI_PANEL * a->inner;
@@ -40,7 +47,7 @@ static inline __attribute__((always_inline)) void k_panel_tile(const peri_k_pane
         k_vec column[8 * K_PANEL_VECTORS];
 #pragma GCC unroll 16
         for (int v = 0; v < vectors; v++)
-            column[v] = k_load(w + v / K_PANEL_VECTORS * step + k * PERI_PANEL + v % K_PANEL_VECTORS * K_LANES);
+            column[v] = k_panel_load(a->panels, w + v / K_PANEL_VECTORS * step + k * PERI_PANEL + v % K_PANEL_VECTORS * K_LANES, dtype);
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
             const k_vec number = k_set(x[r * a->x_stride + k]);
@@ -57,16 +64,16 @@ static inline __attribute__((always_inline)) void k_panel_tile(const peri_k_pane
 
 /** All rows times panels [panel, panel + n), @most rows at a time. */
 static inline __attribute__((always_inline)) void k_panel_rows(const peri_k_panel_product_args *a, int64_t begin, int64_t end, int most,
-                                                               int64_t panel, int n)
+                                                               int64_t panel, int n, const int32_t dtype)
 {
     int64_t row = begin;
-    for (; row + most <= end; row += most) k_panel_tile(a, row, most, panel, n);
+    for (; row + most <= end; row += most) k_panel_tile(a, row, most, panel, n, dtype);
     switch (end - row) {
-    case 1: k_panel_tile(a, row, 1, panel, n); break;
-    case 2: k_panel_tile(a, row, 2, panel, n); break;
-    case 3: k_panel_tile(a, row, 3, panel, n); break;
-    case 4: k_panel_tile(a, row, 4, panel, n); break;
-    case 5: k_panel_tile(a, row, 5, panel, n); break;
+    case 1: k_panel_tile(a, row, 1, panel, n, dtype); break;
+    case 2: k_panel_tile(a, row, 2, panel, n, dtype); break;
+    case 3: k_panel_tile(a, row, 3, panel, n, dtype); break;
+    case 4: k_panel_tile(a, row, 4, panel, n, dtype); break;
+    case 5: k_panel_tile(a, row, 5, panel, n, dtype); break;
     default: break;
     }
 }
@@ -74,13 +81,20 @@ static inline __attribute__((always_inline)) void k_panel_rows(const peri_k_pane
 /** Panels of a tile of K_TILE_MOST_ROWS rows, and of one row: as many as there are registers for. */
 enum { K_PANELS = K_LANES == 16 ? 4 : 1, K_PANELS_OF_ONE = K_LANES == 16 ? 8 : 4 };
 
-static void cpu_panel_product(const void *args, int64_t begin, int64_t end)
+static inline __attribute__((always_inline)) void k_panel_product(const peri_k_panel_product_args *a, int64_t begin, int64_t end,
+                                                                  const int32_t dtype)
 {
-    const peri_k_panel_product_args *a = args;
     const int64_t panels = (a->cols + PERI_PANEL - 1) / PERI_PANEL;
     int64_t panel = 0;
     if (end - begin == 1)
-        for (; panel + K_PANELS_OF_ONE <= panels; panel += K_PANELS_OF_ONE) k_panel_tile(a, begin, 1, panel, K_PANELS_OF_ONE);
-    for (; panel + K_PANELS <= panels; panel += K_PANELS) k_panel_rows(a, begin, end, K_TILE_MOST_ROWS, panel, K_PANELS);
-    for (; panel < panels; panel++) k_panel_rows(a, begin, end, K_TILE_MOST_ROWS, panel, 1);
+        for (; panel + K_PANELS_OF_ONE <= panels; panel += K_PANELS_OF_ONE) k_panel_tile(a, begin, 1, panel, K_PANELS_OF_ONE, dtype);
+    for (; panel + K_PANELS <= panels; panel += K_PANELS) k_panel_rows(a, begin, end, K_TILE_MOST_ROWS, panel, K_PANELS, dtype);
+    for (; panel < panels; panel++) k_panel_rows(a, begin, end, K_TILE_MOST_ROWS, panel, 1, dtype);
+}
+
+static void cpu_panel_product(const void *args, int64_t begin, int64_t end)
+{
+    const peri_k_panel_product_args *a = args;
+    if (a->dtype == PERI_BF16) k_panel_product(a, begin, end, PERI_BF16);
+    else k_panel_product(a, begin, end, PERI_F32);
 }

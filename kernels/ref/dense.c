@@ -164,9 +164,10 @@ static void ref_panel_product(const void *args, int64_t begin, int64_t end)
     const peri_k_panel_product_args *a = args;
     for (int64_t r = begin; r < end; r++)
         for (int64_t c = 0; c < a->cols; c++) {
-            const float *x = a->x + r * a->x_stride, *w = a->panels + c / PERI_PANEL * PERI_PANEL * a->inner + c % PERI_PANEL;
+            const float *x = a->x + r * a->x_stride;
+            const int64_t w = c / PERI_PANEL * PERI_PANEL * a->inner + c % PERI_PANEL;
             float s = 0;
-            for (int64_t k = 0; k < a->inner; k++) s = fmaf(x[k], w[k * PERI_PANEL], s);
+            for (int64_t k = 0; k < a->inner; k++) s = fmaf(x[k], (float)ref_get(a->panels, w + k * PERI_PANEL, a->dtype), s);
             a->y[r * a->y_stride + c] = (float)ref_f(a->act, a->bias ? s + a->bias[c] : s, 0, 0);
         }
 }

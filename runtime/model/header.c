@@ -196,6 +196,10 @@ static void read_operation(peri__json *j, peri_model *m)
             o->out = number32(j);
         } else if (KEY("weight")) {
             o->weight = number32(j);
+        } else if (KEY("weight_dtype")) {
+            char text[16];
+            if (peri__json_text(j, text, sizeof text))
+                o->weight_dtype = !strcmp(text, "f32") ? PERI_F32 : !strcmp(text, "bf16") ? PERI_BF16 : -1;
         } else if (KEY("function")) {
             peri__json_text(j, o->function, sizeof o->function);
         } else if (KEY("in")) {

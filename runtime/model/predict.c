@@ -68,6 +68,7 @@ static void run_linear(const run *r)
 {
     const int64_t inner = r->o->sizes[0], cols = r->o->sizes[1];
     const peri_k_panel_product_args args = {.y = r->out, .x = in(r, 0), .panels = peri__model_data(r->c->model, r->o->weight),
+                                            .dtype = r->o->weight_dtype,
                                             .bias = r->o->n_in > 1 ? in(r, 1) : NULL, .act = r->o->code, .inner = inner, .cols = cols,
                                             .x_stride = inner, .y_stride = cols};
     CALL(r, panel_product, &args, r->n * (r->columns / cols));

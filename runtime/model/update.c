@@ -19,6 +19,7 @@ enum { NOTHING, ROWS, VALUES, PANELS };
 /** What a section is, and of which tensor. */
 typedef struct target {
     int32_t kind, table;   /* ROWS: which */
+    int32_t dtype;         /* PANELS */
     int64_t rows, columns; /* of the tensor; VALUES: 1, their number */
     int64_t index;         /* of the tensor in the checkpoint */
     peri_checkpoint_tensor tensor;
@@ -29,7 +30,7 @@ typedef struct target {
 static bool set_use(target *t, target use)
 {
     if (t->kind == NOTHING) *t = use;
-    return t->kind == use.kind && t->rows == use.rows && t->columns == use.columns;
+    return t->kind == use.kind && t->rows == use.rows && t->columns == use.columns && t->dtype == use.dtype;
 }
 
 /** What the model's sections are; @list: n_sections. */
@@ -45,7 +46,7 @@ static peri_status uses(const peri_model *m, target *list)
     for (int32_t i = 0; i < m->n_operations; i++) {
         const peri__model_operation *o = &m->operations[i];
         if (o->kind == PERI__MODEL_linear)
-            one = set_use(&list[o->weight], (target){PANELS, .rows = o->sizes[1], .columns = o->sizes[0]}) && one;
+            one = set_use(&list[o->weight], (target){PANELS, .dtype = o->weight_dtype, .rows = o->sizes[1], .columns = o->sizes[0]}) && one;
     }
     if (!one) return peri__fail(PERI_EUNSUPPORTED, "model file '%.200s' cannot follow: a section has two uses", m->path);
     for (int32_t i = 0; i < m->n_sections; i++) {
@@ -169,10 +170,14 @@ static peri_status take_dense(peri_checkpoint *c, const target *t, bool turned)
     if (status >= 0 && t->kind == VALUES) {
         lay(t->to, data, t->columns * 4);
     } else if (status >= 0) {
-        const int64_t size = peri_panel_size(t->rows, t->columns) * 4;
-        float *panels = peri__alloc((size_t)size);
-        if (!panels) status = PERI_ENOMEM;
-        else peri_panel_pack(panels, data, t->rows, t->columns, turned ? 1 : t->columns, turned ? t->rows : 1), lay(t->to, panels, size);
+        const int64_t size = peri_panel_size(t->rows, t->columns);
+        float *panels = peri__alloc(sizeof *panels * (size_t)size);
+        if (panels) {
+            peri_panel_pack(panels, data, t->rows, t->columns, turned ? 1 : t->columns, turned ? t->rows : 1);
+            lay(t->to, panels, peri__model_panels_as(panels, size, t->dtype));
+        } else {
+            status = PERI_ENOMEM;
+        }
         peri__free(panels);
     }
     peri_tensor_release(wide);

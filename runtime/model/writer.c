@@ -4,6 +4,7 @@
  * It gets its name when it is whole, and what had the name before stays what it was for those who have it open.
  */
 #include "../../kernels/dense.h"
+#include "../../kernels/ref/number.h"
 #include "internal.h"
 
 #include <errno.h>
@@ -151,12 +152,24 @@ peri_status peri_model_writer_put(peri_model_writer *writer, const void *data, i
     return put(writer, data, bytes);
 }
 
-peri_status peri_model_writer_panels(peri_model_writer *writer, const float *weight, int64_t columns, int64_t inner)
+int64_t peri__model_panels_as(float *panels, int64_t n, int32_t dtype)
+{
+    if (dtype == PERI_F32) return n * 4;
+    for (int64_t i = 0; i < n; i++) {
+        const uint16_t narrow = k_f32_to_bf16(panels[i]);
+        memcpy((char *)panels + 2 * i, &narrow, sizeof narrow);
+    }
+    return n * 2;
+}
+
+peri_status peri_model_writer_matrix(peri_model_writer *writer, const float *weight, int64_t columns, int64_t inner, int32_t dtype)
 {
     PERI_NEED(writer);
     PERI_NEED(weight);
+    if (dtype != PERI_F32 && dtype != PERI_BF16)
+        return peri__fail(PERI_EINVAL, "peri_model_writer_matrix: dtype %s, allowed: f32, bf16", peri_dtype_name(dtype));
     if (columns < 1 || inner < 1)
-        return peri__fail(PERI_EINVAL, "peri_model_writer_panels: a matrix of %lld x %lld, allowed: 1 and more", (long long)columns,
+        return peri__fail(PERI_EINVAL, "peri_model_writer_matrix: a matrix of %lld x %lld, allowed: 1 and more", (long long)columns,
                           (long long)inner);
     const int64_t step = peri__max(PACKED / PERI_PANEL / inner, 1) * PERI_PANEL; /* columns at a time: whole panels */
     float *panels = peri__alloc(sizeof *panels * (size_t)peri_panel_size(peri__min(step, columns), inner));
@@ -165,10 +178,15 @@ peri_status peri_model_writer_panels(peri_model_writer *writer, const float *wei
     for (int64_t c = 0; c < columns && status >= 0; c += step) {
         const int64_t n = peri__min(step, columns - c);
         peri_panel_pack(panels, weight + c * inner, n, inner, inner, 1);
-        status = peri_model_writer_put(writer, panels, peri_panel_size(n, inner) * 4);
+        status = peri_model_writer_put(writer, panels, peri__model_panels_as(panels, peri_panel_size(n, inner), dtype));
     }
     peri__free(panels);
     return status;
+}
+
+peri_status peri_model_writer_panels(peri_model_writer *writer, const float *weight, int64_t columns, int64_t inner)
+{
+    return peri_model_writer_matrix(writer, weight, columns, inner, PERI_F32);
 }
 
 peri_status peri_model_writer_section(peri_model_writer *writer, int32_t section, peri_model_writer_place *out)

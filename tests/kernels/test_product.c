@@ -14,6 +14,7 @@ enum { MOST_ROWS = 14, MOST_COLS = 150, MOST_INNER = 70, PAD = 3 };
 
 static float x[MOST_ROWS * (MOST_INNER + PAD)], w[MOST_COLS * MOST_INNER], bias[MOST_COLS];
 static float panels[(MOST_COLS + PERI_PANEL) * MOST_INNER];
+static uint16_t narrow[(MOST_COLS + PERI_PANEL) * MOST_INNER];
 
 static void fill(float *to, int64_t n, uint32_t seed)
 {
@@ -30,19 +31,36 @@ static void run(const peri_kernels *k, peri_k_panel_product_args *a, float *y, i
     for (int64_t r = 0; r < rows; r += split) k->fn[PERI_K_panel_product](a, r, r + split < rows ? r + split : rows);
 }
 
+/** A weight as panels of @dtype have it: the upper half of an f32 is a bf16. */
+static float weight_of(int64_t i, int32_t dtype)
+{
+    uint32_t bits;
+    float value;
+    memcpy(&bits, &w[i], sizeof bits);
+    if (dtype == PERI_BF16) bits &= 0xffff0000u;
+    memcpy(&value, &bits, sizeof bits);
+    return value;
+}
+
 /** One case: all instruction sets, split in several ways, beside sums written out. What is behind a row stays as it was. */
-static void check(int64_t rows, int64_t cols, int64_t inner, int32_t act, bool biased)
+static void check(int64_t rows, int64_t cols, int64_t inner, int32_t act, bool biased, int32_t dtype)
 {
     static const char *const isas[] = {"ref", "avx2", "avx512"};
     static float want[MOST_ROWS * (MOST_COLS + PAD)], y[MOST_ROWS * (MOST_COLS + PAD)];
     peri_k_panel_product_args a = {.x = x, .panels = panels, .bias = biased ? bias : NULL, .act = act, .inner = inner, .cols = cols,
                                    .x_stride = inner + PAD, .y_stride = cols + PAD};
     peri_panel_pack(panels, w, cols, inner, inner, 1);
+    for (int64_t i = 0; i < peri_panel_size(cols, inner); i++) {
+        uint32_t bits;
+        memcpy(&bits, &panels[i], sizeof bits);
+        narrow[i] = (uint16_t)(bits >> 16);
+    }
+    if (dtype == PERI_BF16) a.panels = narrow, a.dtype = dtype;
     for (int64_t i = 0; i < MOST_ROWS * (MOST_COLS + PAD); i++) want[i] = -7;
     for (int64_t r = 0; r < rows; r++)
         for (int64_t c = 0; c < cols; c++) {
             float s = 0;
-            for (int64_t k = 0; k < inner; k++) s = fmaf(x[r * a.x_stride + k], w[c * inner + k], s);
+            for (int64_t k = 0; k < inner; k++) s = fmaf(x[r * a.x_stride + k], weight_of(c * inner + k, dtype), s);
             if (biased) s += bias[c];
             want[r * a.y_stride + c] = act == PERI_UNARY_RELU && s < 0 ? 0 : s;
         }
@@ -52,8 +70,8 @@ static void check(int64_t rows, int64_t cols, int64_t inner, int32_t act, bool b
             run(k, &a, y, rows, split);
             for (int64_t at = 0; at < MOST_ROWS * (MOST_COLS + PAD); at++)
                 if (y[at] != want[at])
-                    fail_msg("%s, %d x %d x %d, act %d, split %d: number %d is %.9g, wanted %.9g", isas[i], (int)rows, (int)cols,
-                             (int)inner, act, (int)split, (int)at, (double)y[at], (double)want[at]);
+                    fail_msg("%s, dtype %d, %d x %d x %d, act %d, split %d: number %d is %.9g, wanted %.9g", isas[i], (int)dtype,
+                             (int)rows, (int)cols, (int)inner, act, (int)split, (int)at, (double)y[at], (double)want[at]);
         }
     }
 }
@@ -67,8 +85,11 @@ static void all_instruction_sets_have_the_bits_of_sums_in_order(void **state)
     fill(bias, MOST_COLS, 3);
     for (size_t c = 0; c < sizeof cols / sizeof *cols; c++)
         for (size_t k = 0; k < sizeof inner / sizeof *inner; k++)
-            for (int64_t rows = 1; rows <= MOST_ROWS; rows++)
-                check(rows, cols[c], inner[k], rows % 2 ? PERI_UNARY_RELU : PERI_UNARY_IDENTITY, rows % 3 != 0);
+            for (int64_t rows = 1; rows <= MOST_ROWS; rows++) {
+                const int32_t act = rows % 2 ? PERI_UNARY_RELU : PERI_UNARY_IDENTITY;
+                check(rows, cols[c], inner[k], act, rows % 3 != 0, PERI_F32);
+                check(rows, cols[c], inner[k], act, rows % 3 != 0, PERI_BF16);
+            }
 }
 
 int main(void)

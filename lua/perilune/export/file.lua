@@ -78,10 +78,10 @@ local Writer = util.class "ExportWriter"
 local Handle = P.handle("peri_model_writer", {}, {}, "the writer of a model file")
 local writer_out, number, place = ffi.new "peri_model_writer *[1]", ffi.new "int32_t[1]", ffi.new "peri_model_writer_place"
 
---- rank: only rank 0 writes; the others take part in what is collective. names: of the model's parameters and buffers, by the addresses of
---- what their handles point to.
-function Writer:init(path, rank, names)
-  self.rank, self.sections, self.panels, self.names, self.sources = rank, 0, {}, names, {}
+--- rank: only rank 0 writes; the others take part in what is collective. dense: dtype of matrices. names: of the model's parameters and
+--- buffers, by the addresses of what their handles point to.
+function Writer:init(path, rank, dense, names)
+  self.rank, self.sections, self.panels, self.dense, self.names, self.sources = rank, 0, {}, dense, names, {}
   if rank ~= 0 then return end
   check(C.peri_model_writer_new(path, writer_out))
   self.handle = Handle(writer_out[0])
@@ -118,7 +118,7 @@ function Writer:matrix(p)
   local shape, section = t:shape(), self:begin(self.names[p.at], p.transposed)
   if self.handle then
     local buffer = t:read()
-    check(C.peri_model_writer_panels(self.handle.ptr, buffer, shape[1], shape[2]))
+    check(C.peri_model_writer_matrix(self.handle.ptr, buffer, shape[1], shape[2], P.dtype(self.dense)))
   end
   self.panels[key] = section
   return section
@@ -159,7 +159,7 @@ end
 
 -- -- the header ---------------------------------------------------------------------------------------------------------------------------
 
-local function operation_json(o, index, weight, bags)
+local function operation_json(o, index, weight, dense, bags)
   local fields = object({ "op", o.op })
   local function add(key, value) fields[#fields + 1] = { key, value } end
   if o["function"] then add("function", o["function"]) end
@@ -167,7 +167,10 @@ local function operation_json(o, index, weight, bags)
   add("out", index(o.out))
   if o.sizes then add("sizes", o.sizes) end
   if o.numbers then add("numbers", util.map(o.numbers, hex)) end
-  if weight then add("weight", weight) end
+  if weight then
+    add("weight", weight)
+    add("weight_dtype", dense)
+  end
   if bags then add("bags", bags) end
   return fields
 end
@@ -193,7 +196,7 @@ function M.write(p)
     local bags = o.bags and util.map(o.bags, function(b)
       return object({ "input", b.input }, { "table", b.index }, { "pooling", b.pooling })
     end)
-    return operation_json(o, index, o.panels and w:matrix(o.panels), bags)
+    return operation_json(o, index, o.panels and w:matrix(o.panels), w.dense, bags)
   end)
   if not w.handle then return end
   local header = object({ "name", p.name }, { "producer", "perilune " .. ffi.string(C.peri_version()) })

@@ -24,6 +24,7 @@ local arguments = {
   batches = util.required.list,       -- held-out batches, tables as the model is called with; of at least SAMPLES[2] samples the first
   call = util.optional,               -- function(model, batch) -> a tensor, or tensors by name; default: logits(batch), else model(batch)
   tables = "as they are",             -- dtype of all tables in the file, or { name = dtype, default = dtype }
+  dense = "f32",                      -- dtype of the matrices of linear layers in the file: "f32" or "bf16"
   unknown = "refuse",                 -- ids without a row: "refuse" or "skip"
   optional = util.optional.list,      -- names of inputs that may be missing: an empty list, or zeros
   finite = true,                      -- NaN and infinities of dense inputs are refused
@@ -242,7 +243,7 @@ end
 -- -- exporting ----------------------------------------------------------------------------------------------------------------------------
 
 local function allowed(func, a, report, tables)
-  local rounded = false
+  local rounded = a.dense ~= "f32"
   for _, t in ipairs(tables) do rounded = rounded or t.rounded end
   local most = a.allowed_difference or (not rounded and 0) or nil
   local equal = not most or report.difference <= most
@@ -290,7 +291,7 @@ local function export(func, model, path, a)
   local kept, values, outputs, traces = recorded(model, call, a, collections)
   local inputs, tables = inputs_of(func, a, kept, values, function() return model:state_dict() end)
   local rank = P.state.world and P.state.world:rank() or 0
-  local writer = file.Writer(path, rank, names_of(inner_of(model)))
+  local writer = file.Writer(path, rank, a.dense, names_of(inner_of(model)))
   local ok, report = pcall(function()
     local fresh = file.write { writer = writer, operations = kept, values = values, inputs = inputs, outputs = outputs, tables = tables,
       name = a.name, step = a.step }
@@ -327,6 +328,7 @@ function M.save(model, path, options)
   if a.unknown ~= "refuse" and a.unknown ~= "skip" then
     P.fail(("%s: unknown is '%s', allowed: refuse, skip"):format(func, tostring(a.unknown)))
   end
+  util.one_of(func, "dense", a.dense, { "f32", "bf16" })
   if #a.batches == 0 or samples_of(func, a.batches[1]) < SAMPLES[2] then
     P.fail(("%s: batches are the held-out batches to compare on; the first one needs at least %d samples"):format(func, SAMPLES[2]))
   end

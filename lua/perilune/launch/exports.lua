@@ -68,6 +68,7 @@ function M.run(options)
   local model, settings = made.model, util.copy(made)
   settings.model = nil
   if options.tables then settings.tables = tables_of(options.tables) end
+  settings.dense = options.dense or settings.dense
   if options.checkpoint then
     local values = checkpoint.load(options.checkpoint, { model = model }, { only = { "model" } })
     local saver = type(values) == "table" and type(values.saver) == "table" and values.saver or values
