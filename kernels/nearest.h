@@ -24,7 +24,8 @@ typedef struct peri_op_nearest {
 
 enum {
     PERI_NEAREST_MOST = 2048, /* of k */
-    PERI_NEAREST_ROWS = 16    /* rows that a part has as f32 at once */
+    PERI_NEAREST_ITEMS = 64,  /* that a part looks at together */
+    PERI_NEAREST_ROWS = 80    /* rows of f32 that it has room for: those, and sixteen more */
 };
 
 /** nearest_part: the best of the items [p * n_items / parts, (p + 1) * n_items / parts) for all queries; fewer than k are followed by

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * nearest.c (cpu): kernels/nearest.h by the tiles of interaction.c: 4 queries and some items at once, or 4 items and some queries where
- * there are few. A tile's scores are compared with the worst that its queries have; only what is above goes into a heap.
+ * nearest.c (cpu): kernels/nearest.h by the products of product.c: items are turned into panels, of which a vector has one number of as
+ * many items as it has lanes, so a score is a sum in the order of the numbers, whatever stands beside it. Scores are compared with the
+ * worst that their query has; only what is above goes into a heap.
  */
 
-enum { CPU_FEW = K_TILE_ROWS - 1 /* queries that do not fill a tile's rows */ };
+enum { CPU_NEAREST_QUERIES = 24 /* whose scores are kept in the first-level cache */ };
 
 /** Items [i, i + n) as f32: where they lie, or in @room. */
 static void cpu_nearest_rows(const peri_op_nearest *op, int64_t i, int64_t n, float *room, const float **rows)
@@ -27,13 +28,51 @@ static void cpu_nearest_rows(const peri_op_nearest *op, int64_t i, int64_t n, fl
     for (int64_t r = 0; r < n; r++) cpu_convert_row(room + r * op->dim, PERI_F32, 1, first + r * op->stride, op->dtype, 1, op->dim);
 }
 
-/** Whether a lane of @a is above that of @b. */
-static inline bool cpu_any_above(k_vec a, k_vec b)
+/** Lane k of vector i and lane i of vector k change places, in blocks of h, h / 2, ... 1. */
+static inline void k_transpose(k_vec r[K_LANES])
+{
+#pragma GCC unroll 4
+    for (int h = K_LANES / 2; h > 0; h /= 2) {
+        k_ivec low, high;
+        for (int l = 0; l < K_LANES; l++) {
+            low[l] = l & h ? K_LANES + l - h : l;
+            high[l] = l & h ? K_LANES + l : l + h;
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < K_LANES; i++) {
+            if (i & h) continue;
+            const k_vec a = r[i], b = r[i + h];
+            r[i] = __builtin_shuffle(a, b, low);
+            r[i + h] = __builtin_shuffle(a, b, high);
+        }
+    }
+}
+
+/** rows[0..n), n up to PERI_PANEL, as a panel; behind the last one it comes again. */
+static inline void cpu_nearest_panel(float *panel, const float *const *rows, int64_t n, int64_t dim)
+{
+    for (int64_t d = 0; d < dim; d += K_LANES) {
+        const int64_t left = dim - d < K_LANES ? dim - d : K_LANES;
+        for (int half = 0; half < PERI_PANEL; half += K_LANES) {
+            k_vec r[K_LANES];
+#pragma GCC unroll 16
+            for (int i = 0; i < K_LANES; i++) {
+                const float *row = rows[half + i < n ? half + i : n - 1] + d;
+                r[i] = left == K_LANES ? k_load(row) : k_load_part(row, left);
+            }
+            k_transpose(r);
+            for (int64_t i = 0; i < left; i++) k_store(panel + (d + i) * PERI_PANEL + half, r[i]);
+        }
+    }
+}
+
+/** The lanes in which @a is above @b, one bit each. */
+static inline uint32_t cpu_above(k_vec a, k_vec b)
 {
 #if defined(__AVX512F__)
-    return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GT_OQ) != 0;
+    return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GT_OQ);
 #else
-    return _mm256_movemask_ps(_mm256_cmp_ps((__m256)a, (__m256)b, _CMP_GT_OQ)) != 0;
+    return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps((__m256)a, (__m256)b, _CMP_GT_OQ));
 #endif
 }
 
@@ -44,32 +83,35 @@ typedef struct cpu_nearest_best {
     int64_t *indices, n;
 } cpu_nearest_best;
 
-/** Products of the items rows[0..n), which begin with number i, and queries [q, q + queries), at most K_TILE_ROWS of them. */
-static inline void cpu_nearest_tiles(const cpu_nearest_best *b, const float *const *rows, int64_t i, int64_t n, int64_t q, int64_t queries)
+/** Scores s[0..n) of the items from number @i on for query @q. */
+static inline void cpu_nearest_offer(const cpu_nearest_best *b, int64_t q, const float *s, int64_t i, int64_t n)
+{
+    const int64_t k = b->op->k;
+    float *scores = b->scores + q * k;
+    int64_t *indices = b->indices + q * k, at = 0;
+    for (; b->n + at < k && at < n; at++) ref_offer(scores, indices, b->n + at, k, s[at], i + at);
+    for (; at < n; at += K_LANES) {
+        const k_vec x = n - at < K_LANES ? k_load_part(s + at, n - at) : k_load(s + at);
+        const uint32_t lanes = n - at < K_LANES ? (1u << (n - at)) - 1u : ~0u;
+        for (uint32_t above = cpu_above(x, k_set(scores[0])) & lanes; above; above &= above - 1) {
+            const int64_t l = at + __builtin_ctz(above);
+            ref_offer(scores, indices, k, k, s[l], i + l);
+        }
+    }
+}
+
+/** The items from number @i on, in panels, for all queries. */
+static inline void cpu_nearest_block(const cpu_nearest_best *b, const float *panels, int64_t i, int64_t n)
 {
     const peri_op_nearest *op = b->op;
-    const float *own[K_TILE_ROWS], *other[K_TILE_ROWS];
-    const bool few = queries <= CPU_FEW && queries <= K_TILE_COLS; /* then the items are the tile's rows */
-    const int64_t step = few ? K_TILE_ROWS : K_TILE_COLS, k = op->k;
-    float tile[K_LANES], worst[K_LANES];
-    for (int l = 0; l < K_LANES; l++) {
-        const int64_t query = few ? l % K_TILE_COLS : l / K_TILE_COLS;
-        worst[l] = query >= queries ? INFINITY : b->n < k ? -INFINITY : b->scores[(q + query) * k];
-    }
-    const k_vec least = k_load(worst);
-    for (int j = 0; j < K_TILE_ROWS; j++) own[j] = op->queries + (q + (j < queries ? j : 0)) * op->dim;
-    for (int64_t r = 0; r < n; r += step) {
-        for (int64_t j = 0; j < step; j++) other[j] = rows[r + j < n ? r + j : n - 1];
-        const k_vec products = few ? k_tile(other, own, op->dim) : k_tile(own, other, op->dim);
-        if (b->n == k && !cpu_any_above(products, least)) continue;
-        k_store(tile, products);
-        const int64_t items = n - r < step ? n - r : step;
-        for (int64_t j = 0; j < items; j++)
-            for (int64_t query = 0; query < queries; query++) {
-                const int64_t had = b->n + r + j < k ? b->n + r + j : k;
-                ref_offer(b->scores + (q + query) * k, b->indices + (q + query) * k, had, k,
-                          tile[few ? j * K_TILE_COLS + query : query * K_TILE_COLS + j], i + r + j);
-            }
+    float scores[CPU_NEAREST_QUERIES * PERI_NEAREST_ITEMS];
+    for (int64_t q = 0; q < op->n_queries; q += CPU_NEAREST_QUERIES) {
+        const int64_t queries = op->n_queries - q < CPU_NEAREST_QUERIES ? op->n_queries - q : CPU_NEAREST_QUERIES;
+        const peri_k_panel_product_args product = {.y = scores, .x = op->queries + q * op->dim, .panels = panels,
+                                                   .act = PERI_UNARY_IDENTITY, .inner = op->dim, .cols = n, .x_stride = op->dim,
+                                                   .y_stride = PERI_NEAREST_ITEMS};
+        cpu_panel_product(&product, 0, queries);
+        for (int64_t j = 0; j < queries; j++) cpu_nearest_offer(b, q + j, scores + j * PERI_NEAREST_ITEMS, i, n);
     }
 }
 
@@ -81,12 +123,16 @@ static void cpu_nearest_part(const void *args, int64_t begin, int64_t end)
         const int64_t first = p * op->n_items / a->parts, past = (p + 1) * op->n_items / a->parts;
         cpu_nearest_best b = {.op = op, .scores = a->part_scores + p * op->n_queries * op->k,
                               .indices = a->part_indices + p * op->n_queries * op->k};
-        const float *rows[PERI_NEAREST_ROWS];
-        for (int64_t i = first; i < past; i += PERI_NEAREST_ROWS) {
-            const int64_t n = past - i < PERI_NEAREST_ROWS ? past - i : PERI_NEAREST_ROWS;
-            cpu_nearest_rows(op, i, n, a->rows + p * PERI_NEAREST_ROWS * op->dim, rows);
-            for (int64_t q = 0; q < op->n_queries; q += K_TILE_ROWS)
-                cpu_nearest_tiles(&b, rows, i, n, q, op->n_queries - q < K_TILE_ROWS ? op->n_queries - q : K_TILE_ROWS);
+        float *panels = a->rows + p * PERI_NEAREST_ROWS * op->dim, *room = panels + PERI_NEAREST_ITEMS * op->dim;
+        for (int64_t i = first; i < past; i += PERI_NEAREST_ITEMS) {
+            const int64_t n = past - i < PERI_NEAREST_ITEMS ? past - i : PERI_NEAREST_ITEMS;
+            for (int64_t at = 0; at < n; at += PERI_PANEL) {
+                const float *rows[PERI_PANEL];
+                const int64_t some = n - at < PERI_PANEL ? n - at : PERI_PANEL;
+                cpu_nearest_rows(op, i + at, some, room, rows);
+                cpu_nearest_panel(panels + at * op->dim, rows, some, op->dim);
+            }
+            cpu_nearest_block(&b, panels, i, n);
             b.n = b.n + n < op->k ? b.n + n : op->k;
         }
         for (int64_t q = 0; q < op->n_queries; q++) ref_list(b.scores + q * op->k, b.indices + q * op->k, b.n, op->k);
