@@ -90,7 +90,7 @@ MISSING := $(strip $(call missing,HAVE_CC,gcc libc6-dev) $(call missing,HAVE_PKG
 	$(call missing,HAVE_LUAJIT_LIB,libluajit-5.1-dev) $(call missing,HAVE_OPENBLAS,libopenblas-dev) \
 	$(call missing,HAVE_ONEDNN,libdnnl-dev) $(call missing,HAVE_URING,liburing-dev) $(call missing,HAVE_XXHASH,libxxhash-dev) $(call missing,HAVE_MICROHTTPD,libmicrohttpd-dev) $(call missing,HAVE_MPI,openmpi-bin libopenmpi-dev) \
 	$(call missing,HAVE_ARGPARSE,lua-argparse) $(call missing,HAVE_DKJSON,lua-dkjson) $(call missing,HAVE_BUSTED,lua-busted) \
-	$(call missing,HAVE_CMOCKA,libcmocka-dev) $(call missing,HAVE_CXX,g++) $(call missing,HAVE_IP,iproute2) $(call missing,HAVE_LUACHECK,lua-check) $(call missing,HAVE_GNUPLOT,gnuplot-nox))
+	$(call missing,HAVE_CMOCKA,libcmocka-dev) $(call missing,HAVE_CXX,g++) $(call missing,HAVE_IP,iproute2) $(call missing,HAVE_CURL,curl) $(call missing,HAVE_LUACHECK,lua-check) $(call missing,HAVE_GNUPLOT,gnuplot-nox))
 
 # -- sources ------------------------------------------------------------------------------------------------------------------------
 
@@ -213,6 +213,7 @@ config:
 	$(call row,cmocka,HAVE_CMOCKA,for tests)
 	$(call row,luacheck,HAVE_LUACHECK,for lint)
 	$(call row,iproute2,HAVE_IP,for tests on several machines)
+	$(call row,curl,HAVE_CURL,for tests of perilune serve and make demo-serve)
 	$(call row,gnuplot,HAVE_GNUPLOT,for pictures)
 
 probe:

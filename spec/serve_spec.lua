@@ -132,6 +132,7 @@ end
 
 describe("perilune serve", function()
   if not has(shell.build .. "/perilune-serve") then return pending "libmicrohttpd was not found, so there is no server" end
+  if not run("curl --version"):match "^curl" then return pending "curl was not found: make setup" end
   local path, log, process, url, samples, wanted
 
   local function start(options)

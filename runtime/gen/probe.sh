@@ -114,6 +114,7 @@ else
     say HAVE_CMOCKA ""
 fi
 say HAVE_IP "$(ip -V 2>/dev/null | sed -n 's/.*iproute2-\([0-9.]*\).*/\1/p')"
+say HAVE_CURL "$(curl --version 2>/dev/null | sed -n '1s/^curl \([0-9.]*\).*/\1/p')"
 say HAVE_LUACHECK "$(luacheck --version 2>/dev/null | sed -n 's/^Luacheck: *//p')"
 say HAVE_GNUPLOT "$(gnuplot --version 2>/dev/null | cut -d' ' -f2,4)"
 say HAVE_ARGPARSE "$(luajit -e 'print(pcall(require, "argparse") and "yes" or "")' 2>/dev/null)"
