@@ -99,13 +99,14 @@ describe("the README's example", function()
   end
 
   --- What one rank and several learned is the same. `state` is how many numbers for each row the optimizer keeps (16: one for each column).
+  --- With one for each row it is whole rows whose gradients are 0 but for rounding, sixteen numbers at once.
   local function compare(one, many, state)
     assert.equal(10, #many.losses)
     near(one.losses, many.losses, "losses", 0)
     local compared = 0
     for name, numbers in pairs(one.dense) do near(numbers, many.dense[name], name, 0.02) end
     for name, numbers in pairs(one.tables) do
-      near(numbers, many.tables[name], name, name:match "weight" and 0.05 or 0)
+      near(numbers, many.tables[name], name, name:match "weight" and (state == 1 and 0.25 or 0.05) or 0)
       compared = compared + #numbers
     end
     assert.equal(26 * ROWS * (16 + (state or 16)), compared) -- weights and the optimizer's sums
