@@ -447,6 +447,6 @@ signature.check("Module:", Module, { get_module = "self: table, path: string", s
   state_dict = "self: table, prefix: string?", register_buffer = "self: table, name: string, tensor: any",
   register_parameter = "self: table, name: string, tensor: any", add_module = "self: table, name: string, module: any",
   named_modules = "self: table, prefix: string?", named_parameters = "self: table, prefix: string?",
-  named_buffers = "self: table, prefix: string?" })
+  named_buffers = "self: table, prefix: string?", replace = "self: table, name: string, module: any" })
 
 return Module
