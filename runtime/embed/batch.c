@@ -151,8 +151,7 @@ void peri__batch_unplace(peri_tbe_batch *b)
 {
     peri__sorted_give(b); /* if the pass failed: other gradients lie elsewhere */
     if (!b->there) return;
-    /* The list's memory is freed in the order of the stream that made it. */
-    (void)b->tbe->device->vtab->stream_wait(b->tbe->device->ctx, b->there->copy->storage->home->ctx, b->done->ctx);
+    (void)peri_stream_wait(b->there->copy->storage->home, b->done); /* in its order the list's memory is freed */
     peri_tbe_blocks_release(b->there);
     b->there = NULL;
 }

@@ -154,6 +154,17 @@ static peri_status check_block(const peri_tbe *tbe, const peri_k_tbe_block *b, i
     return PERI_OK;
 }
 
+/** The device's copy: where the host works in its memory, a list is no more than a list of the host's. */
+static peri_status room_for(peri_device *device, int64_t bytes, peri_tensor **out)
+{
+    if (!peri__immediate(device)) return peri_tensor_new(device, PERI_U8, 1, &bytes, out);
+    void *data = peri__alloc((size_t)peri__max(bytes, 1));
+    if (!data) return PERI_ENOMEM;
+    peri_status status = peri__tensor_lent(device, PERI_U8, bytes, data, peri__free, out);
+    if (status < 0) peri__free(data);
+    return status;
+}
+
 peri_status peri__tbe_blocks_room(const peri_tbe *tbe, int64_t n, peri_tbe_blocks **out)
 {
     static atomic_uint_least64_t serial;
@@ -167,7 +178,7 @@ peri_status peri__tbe_blocks_room(const peri_tbe *tbe, int64_t n, peri_tbe_block
     b->n = n;
     b->n_tables = tbe->n_tables;
     int64_t bytes = (int64_t)sizeof *b->block * 2 * n;
-    peri_status status = peri_tensor_new(tbe->device, PERI_U8, 1, &bytes, &b->copy);
+    peri_status status = room_for(tbe->device, bytes, &b->copy);
     if (status >= 0) status = peri_event_new(tbe->device, &b->copied);
     if (status >= 0) {
         b->block = peri__immediate(tbe->device) ? peri__data(b->copy) : peri__alloc((size_t)(bytes / 2));
