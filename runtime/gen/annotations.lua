@@ -54,7 +54,7 @@ local function new_block() return { text = {}, fields = {}, params = {}, returns
 local function add_line(block, line, where)
   local tag, rest = line:match "^%-%-%-@(%a+)%s*(.*)$"
   if not tag then
-    block.text[#block.text + 1] = line:gsub("^%-%-%- ?", "")
+    block.text[#block.text + 1] = line:gsub("^%-%-%-", "")
     return
   end
   if not readers[tag] then error(("%s: the tag @%s is not one of those that are read"):format(where, tag), 0) end
