@@ -135,9 +135,19 @@ local function render_entry(out, entry, types, classes)
   for _, example in ipairs(entry.examples) do out[#out + 1] = ("```lua\n%s```\n"):format(example) end
 end
 
+--- The intro of a page; where it tells of other pages by their names, these are links.
+local function intro_of(page)
+  if not page.intro:match "pages? `" then return page.intro end
+  local pages = {}
+  for _, family in ipairs(families) do
+    for i = 2, #family do pages[family[i]] = ("[%s](%s.md)"):format(family[i], family[i]) end
+  end
+  return (page.intro:gsub("`([%l_]+)`", pages))
+end
+
 --- The Markdown of a page of Lua names.
 function M.lua_page(page, types, classes)
-  local out = { NOTICE:format(page.path), ("# %s\n"):format(page.title), page.intro .. "\n", "| name | |\n|---|---|" }
+  local out = { NOTICE:format(page.path), ("# %s\n"):format(page.title), intro_of(page) .. "\n", "| name | |\n|---|---|" }
   for _, entry in ipairs(page.entries) do
     out[#out + 1] = ("| [`%s`](#%s) | %s |"):format(entry.name, anchor(entry.name), cell(M.brief(entry)))
   end
