@@ -97,7 +97,7 @@ function peri.DistributedModelParallel:replicated_parameters() end
 
 ---Parameters that belong to no sharded module.
 ---
----Errors: none.
+---Errors: a prefix that is no string.
 ---@param prefix? string Put before the names (default: none).
 ---@return table[] # `{ name =, tensor = }` each.
 function peri.DistributedModelParallel:bare_named_parameters(prefix) end
