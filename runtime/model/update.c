@@ -149,7 +149,7 @@ static peri_status lay_rows(const peri_model *m, const target *t, int64_t row, c
     peri_status status = peri_tensor_data(rows, &data);
     for (int64_t i = 0; status >= 0 && i < n; i++) {
         const int64_t at = list ? list[i] : row + i;
-        if (at >= t->rows) status = peri__fail(PERI_EFORMAT, "row %lld of a table of %lld", (long long)at, (long long)t->rows);
+        if (at < 0 || at >= t->rows) status = peri__fail(PERI_EFORMAT, "row %lld of a table of %lld", (long long)at, (long long)t->rows);
         else lay(t->to + at * bytes, (char *)data + i * bytes, bytes);
     }
     peri_tensor_release(rows);
@@ -237,10 +237,16 @@ static peri_status take_level(const peri_model *m, peri_checkpoint *c, peri_chec
     if (index < 0)
         return peri__fail(PERI_EMISMATCH, "checkpoint '%.200s' has no tensor '%.200s'", peri_checkpoint_level(level, 0), t->tensor.name);
     PERI_TRY(peri_checkpoint_tensor_at(level, index, &x));
+    if (x.ndim != 2 || x.dtype != t->tensor.dtype || x.shape[0] != t->rows || x.shape[1] != t->columns)
+        return peri__fail(PERI_EMISMATCH, "checkpoint '%.200s': tensor '%.200s' is not what the next one of the chain has",
+                          peri_checkpoint_level(level, 0), x.name);
     for (int64_t piece = 0; piece < x.pieces; piece++) {
         peri_checkpoint_region r = {.size = sizeof r};
         peri_checkpoint_place place = {.size = sizeof place};
         PERI_TRY(peri_checkpoint_piece(level, index, piece, &r, &place));
+        if (r.offset[0] < 0 || r.extent[0] < 0 || r.offset[0] > t->rows - r.extent[0] || r.extent[1] > t->columns)
+            return peri__fail(PERI_EFORMAT, "checkpoint '%.200s': a piece of '%.200s' lies outside of it", peri_checkpoint_level(level, 0),
+                              x.name);
         if (!r.rows) PERI_TRY(take_rows(m, c, t, r.offset[0], r.offset[0] + r.extent[0]));
         for (int64_t from = 0, n; r.rows && from < r.listed; from += n) {
             n = peri__min(block_of(t), r.listed - from);
