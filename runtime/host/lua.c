@@ -213,8 +213,7 @@ static peri_status values_out(peri_lua *lua, peri_lua_value *own, int32_t n, per
     return status;
 }
 
-/* -- calls
- * ------------------------------------------------------------------------------------------------------------------------------- */
+/* -- calls ----------------------------------------------------------------------------------------------------------------------------- */
 
 static peri_status load(const char *function, peri_lua *lua, const char *name, const char *text, int64_t length, const peri_lua_value *in,
                         int32_t n, peri_lua_object **out)
