@@ -254,7 +254,8 @@ for _, make in ipairs(objects) do
 end
 for _, s in ipairs(signature.all) do
   local first = s.arguments[1]
-  if not (first and first.name == "self" and rawget(s.table, "class_name")) then add(s.name, s.table[s.key]) end
+  local private = tostring(s.key):find "^_" -- what the library's own parts give it is checked before
+  if not private and not (first and first.name == "self" and rawget(s.table, "class_name")) then add(s.name, s.table[s.key]) end
 end
 
 --- Arguments of right kinds for a function that says what it takes.

@@ -271,7 +271,9 @@ for _, s in ipairs(signature.all) do
   local f = s.table[s.key]
   signed[f] = s
   local first = s.arguments[1]
-  if not found[f] and not (first and first.name == "self" and first.kind == "object") then -- methods of Lua classes: of objects only
+  local private = tostring(s.key):find "^_" -- what the library's own parts give it is checked before
+  local method = first and first.name == "self" and first.kind == "object" -- of Lua classes: of objects only
+  if not private and not method and not found[f] then
     found[f] = true
     functions[#functions + 1] = { name = s.name, f = f }
   end

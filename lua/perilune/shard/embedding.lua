@@ -422,7 +422,6 @@ signature.kind("Rows", "what compute returned", RowsAwaitable.is,
 
 --- Check the arguments of the methods of a class, under its name: those of forward, and of the stages.
 function ShardedEmbeddingModule._check_arguments(class, names)
-  if type(class) ~= "table" or type(class.class_name) ~= "string" then P.fail "_check_arguments: class is no class of sharded modules" end
   local line = "self: table, " .. names
   for _, name in ipairs { "input_dist", "forward", "compute", "output_dist", "compute_and_output_dist", "prefetch", "lookup", "output",
     "copy_from", "set_learning_rate", "set_iteration" } do
