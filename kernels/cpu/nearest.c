@@ -5,7 +5,10 @@
  * worst that their query has; only what is above goes into a heap.
  */
 
-enum { CPU_NEAREST_QUERIES = 24 /* whose scores are kept in the first-level cache */ };
+enum {
+    CPU_NEAREST_QUERIES = 24, /* whose scores are kept in the first-level cache */
+    CPU_NEAREST_AHEAD = PERI_PANEL   /* items */
+};
 
 /** Items [i, i + n) as f32: where they lie, or in @room. */
 static void cpu_nearest_rows(const peri_op_nearest *op, int64_t i, int64_t n, float *room, const float **rows)
@@ -28,42 +31,59 @@ static void cpu_nearest_rows(const peri_op_nearest *op, int64_t i, int64_t n, fl
     for (int64_t r = 0; r < n; r++) cpu_convert_row(room + r * op->dim, PERI_F32, 1, first + r * op->stride, op->dtype, 1, op->dim);
 }
 
-/** Lane k of vector i and lane i of vector k change places, in blocks of h, h / 2, ... 1. */
-static inline void k_transpose(k_vec r[K_LANES])
+/* A mask of lane numbers of two vectors, whose lanes are numbered one behind the other: f(lane, h) for each. */
+#define K_EIGHT(f, l, h) f(l, h), f(l + 1, h), f(l + 2, h), f(l + 3, h), f(l + 4, h), f(l + 5, h), f(l + 6, h), f(l + 7, h)
+#if defined(__AVX512F__)
+#define K_LANE_NUMBERS(f, h) ((k_ivec){K_EIGHT(f, 0, h), K_EIGHT(f, 8, h)})
+#else
+#define K_LANE_NUMBERS(f, h) ((k_ivec){K_EIGHT(f, 0, h)})
+#endif
+#define K_LOW(l, h) ((l) & (h) ? K_LANES + (l) - (h) : (l))
+#define K_HIGH(l, h) ((l) & (h) ? K_LANES + (l) : (l) + (h))
+
+/** In pairs of vectors @h apart, blocks of @h lanes change places. @h is a constant. */
+static inline __attribute__((always_inline)) void k_swap_blocks(k_vec r[K_LANES], const int h)
 {
-#pragma GCC unroll 4
-    for (int h = K_LANES / 2; h > 0; h /= 2) {
-        k_ivec low, high;
-        for (int l = 0; l < K_LANES; l++) {
-            low[l] = l & h ? K_LANES + l - h : l;
-            high[l] = l & h ? K_LANES + l : l + h;
-        }
 #pragma GCC unroll 16
-        for (int i = 0; i < K_LANES; i++) {
-            if (i & h) continue;
-            const k_vec a = r[i], b = r[i + h];
-            r[i] = __builtin_shuffle(a, b, low);
-            r[i + h] = __builtin_shuffle(a, b, high);
-        }
+    for (int i = 0; i < K_LANES; i++) {
+        if (i & h) continue;
+        const k_vec a = r[i], b = r[i + h];
+        r[i] = __builtin_shuffle(a, b, K_LANE_NUMBERS(K_LOW, h));
+        r[i + h] = __builtin_shuffle(a, b, K_LANE_NUMBERS(K_HIGH, h));
     }
 }
 
-/** rows[0..n), n up to PERI_PANEL, as a panel; behind the last one it comes again. */
-static inline void cpu_nearest_panel(float *panel, const float *const *rows, int64_t n, int64_t dim)
+/** Lane k of vector i and lane i of vector k change places. */
+static inline __attribute__((always_inline)) void k_transpose(k_vec r[K_LANES])
 {
-    for (int64_t d = 0; d < dim; d += K_LANES) {
-        const int64_t left = dim - d < K_LANES ? dim - d : K_LANES;
-        for (int half = 0; half < PERI_PANEL; half += K_LANES) {
-            k_vec r[K_LANES];
+    if (K_LANES == 16) k_swap_blocks(r, 8);
+    k_swap_blocks(r, 4);
+    k_swap_blocks(r, 2);
+    k_swap_blocks(r, 1);
+}
+
+/** K_LANES rows from column d on, turned, to K_LANES lines of a panel, which are PERI_PANEL numbers apart. */
+static inline __attribute__((always_inline)) void cpu_nearest_turn(float *to, const float *const *rows, int64_t d, int64_t left)
+{
+    k_vec r[K_LANES];
+    if (left >= K_LANES) {
 #pragma GCC unroll 16
-            for (int i = 0; i < K_LANES; i++) {
-                const float *row = rows[half + i < n ? half + i : n - 1] + d;
-                r[i] = left == K_LANES ? k_load(row) : k_load_part(row, left);
-            }
-            k_transpose(r);
-            for (int64_t i = 0; i < left; i++) k_store(panel + (d + i) * PERI_PANEL + half, r[i]);
-        }
+        for (int i = 0; i < K_LANES; i++) r[i] = k_load(rows[i] + d);
+        k_transpose(r);
+#pragma GCC unroll 16
+        for (int i = 0; i < K_LANES; i++) k_store(to + i * PERI_PANEL, r[i]);
+        return;
     }
+    for (int i = 0; i < K_LANES; i++) r[i] = k_load_part(rows[i] + d, left);
+    k_transpose(r);
+    for (int64_t i = 0; i < left; i++) k_store(to + i * PERI_PANEL, r[i]);
+}
+
+/** PERI_PANEL rows as a panel. */
+static inline void cpu_nearest_panel(float *panel, const float *const *rows, int64_t dim)
+{
+    for (int half = 0; half < PERI_PANEL; half += K_LANES)
+        for (int64_t d = 0; d < dim; d += K_LANES) cpu_nearest_turn(panel + d * PERI_PANEL + half, rows + half, d, dim - d);
 }
 
 /** The lanes in which @a is above @b, one bit each. */
@@ -115,6 +135,14 @@ static inline void cpu_nearest_block(const cpu_nearest_best *b, const float *pan
     }
 }
 
+/** Ask for the items of the next panel: turning reads a line of each in turn, which hardware does not take for one stream. */
+static inline void cpu_nearest_ahead(const peri_op_nearest *op, int64_t i)
+{
+    if (i + PERI_PANEL > op->n_items) return;
+    const char *first = (const char *)op->items + i * op->stride;
+    for (int64_t b = 0; b < PERI_PANEL * op->stride; b += 64) _mm_prefetch(first + b, _MM_HINT_T0);
+}
+
 static void cpu_nearest_part(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_nearest_args *a = args;
@@ -129,8 +157,10 @@ static void cpu_nearest_part(const void *args, int64_t begin, int64_t end)
             for (int64_t at = 0; at < n; at += PERI_PANEL) {
                 const float *rows[PERI_PANEL];
                 const int64_t some = n - at < PERI_PANEL ? n - at : PERI_PANEL;
+                cpu_nearest_ahead(op, i + at + CPU_NEAREST_AHEAD);
                 cpu_nearest_rows(op, i + at, some, room, rows);
-                cpu_nearest_panel(panels + at * op->dim, rows, some, op->dim);
+                for (int64_t r = some; r < PERI_PANEL; r++) rows[r] = rows[some - 1]; /* what comes of them is not looked at */
+                cpu_nearest_panel(panels + at * op->dim, rows, op->dim);
             }
             cpu_nearest_block(&b, panels, i, n);
             b.n = b.n + n < op->k ? b.n + n : op->k;
