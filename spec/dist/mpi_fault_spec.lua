@@ -8,7 +8,7 @@ local shell = require "spec.support.shell"
 local found = io.popen("command -v mpirun"):read "*l"
 
 local function mpirun(words, environment)
-  return assert(io.popen(("echo $$; export LUA_PATH='%s' PERI_NUM_THREADS=1 %s; exec timeout 40 %s %s 2>&1"):format(package.path,
+  return assert(io.popen(("echo $$; export LUA_PATH='%s' PERI_NUM_THREADS=1 %s; exec timeout -k 3 40 %s %s 2>&1"):format(package.path,
     environment or "", shell.mpirun, words)))
 end
 
