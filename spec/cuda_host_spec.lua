@@ -307,7 +307,7 @@ describe("GPUs", function()
       end)
       print(ok, err)
       os.exit(3, true)]])
-    local out = shell.run(("timeout 50 %s --enable-recovery -n 2 luajit %s/late.lua"):format(shell.mpirun, path), {
+    local out = shell.run(("timeout -k 3 50 %s --enable-recovery -n 2 luajit %s/late.lua"):format(shell.mpirun, path), {
       PERI_CUDA_HOST_GPUS = 2, PERI_CUDA_HOST_LAZY = 1, PERI_PLUGIN_PATH = folder .. ":" .. here .. "/" .. build, LUA_PATH = package.path,
       PERI_LIBRARY = ("%s/%s/libperilune.so"):format(here, build) })
     clean()

@@ -29,7 +29,7 @@ end
 --- Run cells of one fault in one mpirun (each in a group of its own; a death needs a run of its own): results by place and rank.
 local function mpirun(script, fault, places)
   local results, log = {}, {}
-  local pipe = assert(io.popen(("LUA_PATH='%s' PERI_NUM_THREADS=1 timeout 60 %s --enable-recovery -n %d "
+  local pipe = assert(io.popen(("LUA_PATH='%s' PERI_NUM_THREADS=1 timeout -k 3 60 %s --enable-recovery -n %d "
     .. "%s spec/support/fault_matrix.lua %s '%s' %s %g 2>&1"):format(
     package.path, shell.mpirun, RANKS, shell.rank, script, fault, places, DEADLINE[fault])))
   for line in pipe:lines() do
