@@ -1,9 +1,6 @@
--- Managed collision over ranks: the same batches, shared among any number of ranks, give the unsharded collection's outputs, weights,
--- optimizer states, maps and remapped ids, to the last bit (exact sums); batches in flight; states under other numbers of ranks.
+-- Managed collision over ranks, any number of them: what the unsharded collection gives, to the last bit; batches in flight; states.
 -- mpirun: 2 4
--- LuaJIT 2.1.0-beta3 of 2022 makes wrong code in two of five runs of this file on some processors: the interpreter then meets a frame whose
--- function is garbage, and the process dies. Never where loads are not forwarded, or nothing is compiled.
-require("jit.opt").start "-fwd"
+require("jit.opt").start "-fwd" -- LuaJIT beta3 of 2022 lost a frame's function in two of five runs on some processors, never without this
 local ffi = require "ffi"
 local peri = require "perilune"
 local worlds = require "spec.support.worlds"
