@@ -49,8 +49,15 @@ void peri__buffer_print(peri__buffer *b, const char *format, ...)
     va_start(args, format);
     int n = vsnprintf(line, sizeof line, format, args);
     va_end(args);
-    PERI_ASSERT(n >= 0 && n < (int)sizeof line);
-    peri__buffer_append(b, line, n);
+    PERI_ASSERT(n >= 0);
+    if (n < (int)sizeof line) {
+        peri__buffer_append(b, line, n);
+    } else if (room_for(b, n)) {
+        va_start(args, format);
+        vsnprintf(b->data + b->bytes, (size_t)n + 1, format, args);
+        va_end(args);
+        b->bytes += n;
+    }
 }
 
 void peri__buffer_quote(peri__buffer *b, const char *text)

@@ -18,7 +18,7 @@ typedef struct peri__buffer {
     int64_t bytes, room;
     peri_status status;
 } peri__buffer;
-/** Append what the format says: at most 255 bytes. */
+/** Append what the format says. */
 void peri__buffer_print(peri__buffer *b, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /** Append @text as a JSON text, with its quotes. */
 void peri__buffer_quote(peri__buffer *b, const char *text);

@@ -4,30 +4,7 @@
  */
 #include "explain.h"
 
-#include <stdarg.h>
 #include <stdio.h>
-
-__attribute__((format(printf, 2, 3))) static void add(peri__text *t, const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    const int n = vsnprintf(t->text ? t->text + t->n : NULL, t->text ? (size_t)(t->room - t->n) : 0, format, args);
-    va_end(args);
-    if (n < 0 || t->failed) return;
-    if (t->n + n < t->room) {
-        t->n += n;
-        return;
-    }
-    const int64_t room = 2 * (t->n + n) + 1000;
-    char *more = peri__realloc(t->text, (size_t)room);
-    t->failed = !more;
-    if (!more) return;
-    t->text = more;
-    t->room = room;
-    va_start(args, format);
-    t->n += vsnprintf(t->text + t->n, (size_t)(t->room - t->n), format, args);
-    va_end(args);
-}
 
 /** Who takes the rows of a line from one place to the other. */
 static const char *how(const peri__rows *r, const peri__line *x)
@@ -40,7 +17,7 @@ static const char *how(const peri__rows *r, const peri__line *x)
     return r->e->kind->by_id ? "the buffer is the result" : "through the buffer, added";
 }
 
-static void add_line(peri__text *t, const peri__rows *r, const peri__piece *piece, const peri__line *x)
+static void add_line(peri__buffer *t, const peri__rows *r, const peri__piece *piece, const peri__line *x)
 {
     const peri_sharded *e = r->e;
     const peri__output *o = &e->routes->outputs[piece->output];
@@ -50,18 +27,19 @@ static void add_line(peri__text *t, const peri__rows *r, const peri__piece *piec
     else if (x->space == PERI__NODE_LANE) snprintf(of, sizeof of, "node %d", e->routes->nodes.of[piece->rank]);
     else snprintf(of, sizeof of, "rank %d, lane %d", piece->rank, x->space);
     snprintf(to, sizeof to, "row %lld, column %lld%s", (long long)(r->back ? x->row : x->to), (long long)x->column, x->cut ? ", some" : "");
-    add(t, "  %-12s %-12s %6lld x %-5lld %-16s %8lld   %-28s %s\n", e->table_names[o->table], e->feature_names[o->feature], (long long)x->n,
-        (long long)x->cols, of, (long long)x->at, to, how(r, x));
+    peri__buffer_print(t, "  %-12s %-12s %6lld x %-5lld %-16s %8lld   %-28s %s\n", e->table_names[o->table],
+                       e->feature_names[o->feature], (long long)x->n, (long long)x->cols, of, (long long)x->at, to, how(r, x));
 }
 
-void peri__explain(peri__text *t, const peri__rows *r)
+void peri__explain(peri__buffer *t, const peri__rows *r)
 {
     const peri__routes *routes = r->e->routes;
     const peri__home *h = r->layout->home;
     int64_t copied = 0, all = 0;
-    add(t, "%s of rank %d of %d, %lld rows of %lld columns\n", r->back ? "Gradients" : "Results", r->e->rank, r->e->world_size,
-        (long long)(r->back ? h->rows : h->joined_rows), (long long)r->e->cols);
-    add(t, "  %-12s %-12s %14s %-16s %8s   %-28s %s\n", "table", "feature", "rows x columns", "of", "at", "in the results", "how");
+    peri__buffer_print(t, "%s of rank %d of %d, %lld rows of %lld columns\n", r->back ? "Gradients" : "Results", r->e->rank,
+                       r->e->world_size, (long long)(r->back ? h->rows : h->joined_rows), (long long)r->e->cols);
+    peri__buffer_print(t, "  %-12s %-12s %14s %-16s %8s   %-28s %s\n", "table", "feature", "rows x columns", "of", "at", "in the results",
+                       "how");
     for (int32_t p = 0; p < routes->n_pieces; p++) {
         const peri__line x = peri__home_line(h, p);
         if (x.space < 0) continue;
@@ -71,6 +49,6 @@ void peri__explain(peri__text *t, const peri__rows *r)
         if (!peri__rows_in_place(r, &x) && !result) copied += bytes;
         add_line(t, r, &routes->pieces[p], &x);
     }
-    add(t, "  %lld of %lld bytes are copied between buffers and %s\n", (long long)copied, (long long)all,
-        r->back ? "gradients" : "results");
+    peri__buffer_print(t, "  %lld of %lld bytes are copied between buffers and %s\n", (long long)copied, (long long)all,
+                       r->back ? "gradients" : "results");
 }

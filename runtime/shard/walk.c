@@ -605,7 +605,7 @@ peri_status peri_sharded_prefetch(peri_sharded *e, peri_work *dist)
 }
 
 /** Bind both directions of a batch as a lookup and a backward pass with gradients of zero would, and describe them. */
-static peri_status explain(batch *b, peri__text *text)
+static peri_status explain(batch *b, peri__buffer *text)
 {
     const peri_sharded *e = b->ebc;
     const int64_t shape[] = {b->layouts[PERI__TO_OWNERS]->home->rows, e->cols};
@@ -631,14 +631,14 @@ peri_status peri_sharded_explain(peri_sharded *e, peri_work *dist, char **out)
     PERI_NEED(out);
     peri__input_dist *d;
     batch *b;
-    peri__text text = {0};
+    peri__buffer text = {0};
     PERI_TRY(check_dist("peri_sharded_explain", e, dist, &d));
     PERI_TRY(batch_new(d, &b));
     peri_status status = explain(b, &text);
     peri__trip_release(&b->trip);
-    if (status >= 0 && text.failed) status = PERI_ENOMEM;
-    if (status < 0) peri__free(text.text);
-    else *out = text.text;
+    if (status >= 0) status = text.status;
+    if (status < 0) peri__free(text.data);
+    else *out = text.data;
     return status;
 }
 
