@@ -5,6 +5,7 @@
  * stay the file's, shared with other processes.
  */
 #include "../../kernels/kernels.h"
+#include "../embed/internal.h"
 #include "follow.h"
 
 #include <perilune/quantize.h>
@@ -119,16 +120,9 @@ static peri_status read_region(peri_checkpoint *c, int64_t index, const peri_che
 static peri_status encode(const peri_model *m, const target *t, peri_tensor *numbers, peri_tensor **out)
 {
     const int32_t format = m->rows[t->table].format;
-    peri_row_format coded = {.alignment = 1, .scale_dtype = -1};
-    peri_status status;
-    if (format == PERI_F32 || format == PERI_F16 || format == PERI_BF16) {
-        status = peri_tensor_to(numbers, format, NULL, out);
-    } else {
-        if (format == PERI_ROWS_INT8) coded.codes = PERI_CODES_INT8, coded.scale_dtype = PERI_F32;
-        else if (format == PERI_ROWS_INT4) coded.codes = PERI_CODES_INT4, coded.scale_dtype = PERI_F16, coded.scale_first = true;
-        else coded.codes = PERI_CODES_FP8, coded.exponent_bits = 4, coded.exponent_bias = 7;
-        status = peri_quantize_rows(numbers, &coded, NULL, out);
-    }
+    const peri_row_format coded = peri__tbe_row_format(format);
+    peri_status status = format == PERI_F32 || format == PERI_F16 || format == PERI_BF16 ? peri_tensor_to(numbers, format, NULL, out)
+                                                                                         : peri_quantize_rows(numbers, &coded, NULL, out);
     peri_tensor_release(numbers);
     return status;
 }
