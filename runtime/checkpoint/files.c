@@ -156,3 +156,14 @@ peri_status peri__file_load(int folder, const char *of, const char *name, int64_
     *bytes = s.st_size;
     return PERI_OK;
 }
+
+bool peri__saver_name(const char *path, int64_t *number, int64_t *step)
+{
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    long long n, s;
+    int end = -1;
+    if (sscanf(name, "save-%18lld-step-%18lld%n", &n, &s, &end) != 2 || end < 0 || name[end] || n < 0) return false;
+    *number = n;
+    *step = s;
+    return true;
+}

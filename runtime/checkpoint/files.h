@@ -34,6 +34,8 @@ bool peri__same_folder(const char *path, int fd);
 /** The name of a save's folder for checkpoint @path, ".NAME.saving-0123456789abcdef" beside it with digits drawn anew, in @out of PATH_MAX
  *  bytes. What has such a name and is not locked is swept by later saves. */
 peri_status peri__saving_name(const char *path, char *out);
+/** What a Saver's name, save-NUMBER-step-STEP, says; false: @path ends with another name. */
+bool peri__saver_name(const char *path, int64_t *number, int64_t *step);
 /** Remove a save's folder @path, unless somebody has it locked: then a later save sweeps it. */
 void peri__saving_remove(const char *path);
 /** Whether @path ends with the name of a save's folder. */

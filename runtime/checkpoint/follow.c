@@ -59,15 +59,6 @@ void peri_checkpoint_follower_release(peri_checkpoint_follower *f)
 
 /* -- the candidates -------------------------------------------------------------------------------------------------------------------- */
 
-/** NUMBER of a name save-NUMBER-step-STEP; -1: it is no such name. */
-static int64_t number_of(const char *name)
-{
-    long long number, step;
-    int end = -1;
-    if (sscanf(name, "save-%18lld-step-%18lld%n", &number, &step, &end) != 2 || end < 0 || name[end] || number < 0) return -1;
-    return number;
-}
-
 static void candidates_fini(candidate *list, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) peri__free(list[i].path);
@@ -85,11 +76,12 @@ static peri_status candidates_of(const char *folder, candidate **list, int64_t *
     peri_status status = PERI_OK;
     for (char *name = names, *end; status >= 0 && (end = strchr(name, '\n')); name = end + 1) {
         peri_checkpoint_identity is = {.size = sizeof is};
+        int64_t number, step;
         *end = 0;
         if (peri__path_join(folder, name, path) < 0 || peri_checkpoint_identify(path, &is) < 0) continue;
         status = peri__grow((void **)list, &room, *n + 1, sizeof **list);
         if (status < 0) break;
-        (*list)[*n] = (candidate){.path = peri__strdup(path), .number = number_of(name), .is = is};
+        (*list)[*n] = (candidate){.path = peri__strdup(path), .number = peri__saver_name(name, &number, &step) ? number : -1, .is = is};
         if (!(*list)[*n].path) status = PERI_ENOMEM;
         else ++*n;
     }

@@ -4,6 +4,7 @@
  * other is brought to the next checkpoint meanwhile, and then they change places. So nobody waits, and nobody sees half of a change. Only
  * pages that differ from the file's take memory.
  */
+#include "../checkpoint/files.h"
 #include "follow.h"
 
 #include <stdio.h>
@@ -67,16 +68,6 @@ static int64_t level_of(const peri_checkpoint *c, const half *h)
     return level < 0 && *h->same_as ? peri_checkpoint_level_of(c, h->same_as) : level;
 }
 
-/** The step in a name that a Saver gave; -1: it is another name. */
-static int64_t step_of(const char *path)
-{
-    const char *slash = strrchr(path, '/');
-    long long number, step;
-    int end = -1;
-    path = slash ? slash + 1 : path;
-    return sscanf(path, "save-%18lld-step-%18lld%n", &number, &step, &end) == 2 && end > 0 && !path[end] ? step : -1;
-}
-
 /** Bring half @h to what @c has. @damaged: what is wrong with it does not pass. */
 static peri_status bring(peri_model_follower *f, half *h, peri_checkpoint *c, bool *damaged)
 {
@@ -92,7 +83,8 @@ static peri_status bring(peri_model_follower *f, half *h, peri_checkpoint *c, bo
     snprintf(h->digest, sizeof h->digest, "%s", peri_checkpoint_digest(c));
     snprintf(h->same_as, sizeof h->same_as, "%s", peri_checkpoint_same_as(c));
     snprintf(h->model->digest, sizeof h->model->digest, "%s", h->digest);
-    h->model->step = step_of(peri_checkpoint_level(c, 0));
+    int64_t number;
+    if (!peri__saver_name(peri_checkpoint_level(c, 0), &number, &h->model->step)) h->model->step = -1;
     h->model->followed = true;
     return PERI_OK;
 }
