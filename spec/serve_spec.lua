@@ -176,6 +176,18 @@ describe("perilune serve", function()
     end
   end
 
+  --- Wait until /health says this.
+  local function health(part)
+    for _ = 1, 100 do
+      local out = run("curl -s " .. url .. "health")
+      if out:find(part, 1, true) then return end
+      os.execute "sleep 0.05"
+    end
+    error(part .. ": " .. run("curl -s " .. url .. "health"))
+  end
+  --- The server answers with the bits of `wanted`.
+  local function still() same(json.decode(post("v1/models/demo:predict", rows(samples))).predictions) end
+
   setup(function()
     path = os.tmpname() .. ".peri"
     samples = make_samples(SAMPLES)
@@ -224,15 +236,6 @@ describe("perilune serve", function()
   end)
 
   it("goes over to a file that takes the place of its own, and serves on whatever else becomes of it", function()
-    local function health(part)
-      for _ = 1, 100 do
-        local out = run("curl -s " .. url .. "health")
-        if out:find(part, 1, true) then return end
-        os.execute "sleep 0.05"
-      end
-      error(part .. ": " .. run("curl -s " .. url .. "health"))
-    end
-    local function still() same(json.decode(post("v1/models/demo:predict", rows(samples))).predictions) end
     export(3)
     health '"version":"3"'
     still()
@@ -266,15 +269,6 @@ describe("perilune serve", function()
       model:export(file, { batches = held, step = 0 })
       wanted = peri.export.open(file):predict(batch(samples)).logits:to_list()
     end
-    local function await(part)
-      for _ = 1, 100 do
-        local out = run("curl -s " .. url .. "health")
-        if out:find(part, 1, true) then return end
-        os.execute "sleep 0.05"
-      end
-      error(part .. ": " .. run("curl -s " .. url .. "health"))
-    end
-    local function still() same(json.decode(post("v1/models/demo:predict", rows(samples))).predictions) end
     export_now()
     assert(os.rename(file, path))
     start(("--name demo --follow %s/run"):format(folder))
@@ -293,17 +287,17 @@ describe("perilune serve", function()
         shell.run(("f=$(ls %s/*.safetensors | head -1); printf xx | dd of=$f bs=1 conv=notrunc seek=$(($(stat -c %%s $f) - 2))"):format(
           last))
         os.execute("kill -CONT " .. process)
-        await "the last good model serves on"
+        health "the last good model serves on"
         assert.matches('"version":"2"', run("curl -s " .. url .. "health"), 1, true)
         still()
       elseif step ~= 4 then -- an increment of the damaged one; step 5 is full
-        await(('"version":"%d"'):format(step))
+        health(('"version":"%d"'):format(step))
         export_now()
         still()
       end
     end
     shell.run(("mv %s/run %s/away"):format(folder, folder))
-    await "run': No such file"
+    health "run': No such file"
     still()
     shell.run(("mv %s/away %s/run"):format(folder, folder))
     stop "KILL"

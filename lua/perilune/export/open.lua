@@ -17,12 +17,16 @@ local wrap_context = P.handle("peri_model_context", {}, {}, "the memory of a mod
 local M = { methods = methods }
 local out, context_out, number = ffi.new "peri_model *[1]", ffi.new "peri_model_context *[1]", ffi.new "int64_t[1]"
 
+--- How to open, as C takes it.
+local function flags_of(o)
+  return (o.verify and C.PERI_MODEL_VERIFY or 0) + (o.copy and C.PERI_MODEL_COPY or 0) + (o.guard and C.PERI_MODEL_GUARD or 0)
+end
+
 --- Open a model file. options: verify = true reads it all and compares its checksums; copy = true reads it into memory of its own; guard =
 --- true survives that somebody cuts the file while a call reads it, by a handler for SIGBUS in this process.
 function M.open(path, options)
   local o = util.named("export.open", options, { verify = false, copy = false, guard = false })
-  check(C.peri_model_open(path, (o.verify and C.PERI_MODEL_VERIFY or 0) + (o.copy and C.PERI_MODEL_COPY or 0)
-    + (o.guard and C.PERI_MODEL_GUARD or 0), out))
+  check(C.peri_model_open(path, flags_of(o), out))
   return wrap(out[0])
 end
 
@@ -34,8 +38,7 @@ local follower_out = ffi.new "peri_model_follower *[1]"
 --- in peri.checkpoint.save(path, { model = model }) ("model"); verify, guard: as for open.
 function M.follow(path, folder, options)
   local o = util.named("export.follow", options, { saved = "model", verify = false, guard = false })
-  check(C.peri_model_follower_new(path, folder, o.saved, (o.verify and C.PERI_MODEL_VERIFY or 0)
-    + (o.guard and C.PERI_MODEL_GUARD or 0), follower_out))
+  check(C.peri_model_follower_new(path, folder, o.saved, flags_of(o), follower_out))
   return wrap_follower(follower_out[0])
 end
 
