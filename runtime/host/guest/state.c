@@ -248,8 +248,7 @@ static peri_status failed(request *r, const char *function, int code)
     return status;
 }
 
-/* -- values
- * ------------------------------------------------------------------------------------------------------------------------------ */
+/* -- values ------------------------------------------------------------------------------------------------------------------------ */
 
 /** Two values on the stack: the kind of a handle, or 0, and the value, or the handle's pointer. */
 static void push_value(lua_State *L, const peri_lua_value *v)
@@ -301,8 +300,7 @@ static void take_value(lua_State *L, const int64_t slot[2], peri_lua_value *v)
     lua_pop(L, 1);
 }
 
-/* -- calls
- * ------------------------------------------------------------------------------------------------------------------------------- */
+/* -- calls ------------------------------------------------------------------------------------------------------------------------- */
 
 static void push_values(lua_State *L, const request *r)
 {
@@ -404,8 +402,7 @@ static peri_status collect(void *s)
     return protected(&r, collect_all, "peri_lua_collect");
 }
 
-/* -- the table
- * ----------------------------------------------------------------------------------------------------------------------------- */
+/* -- the table --------------------------------------------------------------------------------------------------------------------- */
 
 static int forget(lua_State *L)
 {
