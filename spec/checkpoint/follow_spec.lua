@@ -2,6 +2,7 @@
 -- increments, full checkpoints and compacted chains; damaged ones change nothing; another process follows while one trains.
 local peri = require "perilune"
 local sim = require "perilune.dist.sim"
+local text = require "spec.support.facts"
 local shell = require "spec.support.shell"
 local nn, plan = peri.nn, peri.plan
 local C, check = peri.ffi.C, peri.ffi.check
@@ -31,14 +32,6 @@ local function train(model, from, last)
         lengths = { 1, 1, 2, 0 } }):backward()
     end)
   end
-end
-
-local function text(x)
-  if peri.Tensor.is(x) then return table.concat(peri.util.map(x:reshape(-1):to_list(), function(n) return ("%.17g"):format(n) end), " ") end
-  if type(x) ~= "table" then return tostring(x) end
-  local parts = {}
-  for key, value in peri.util.ordered(x) do parts[#parts + 1] = tostring(key) .. "=" .. text(value) end
-  return table.concat(parts, ",\n")
 end
 
 local function state(model)

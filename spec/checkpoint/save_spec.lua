@@ -2,6 +2,7 @@
 -- error that lists it all, and nothing changes.
 local peri = require "perilune"
 local sim = require "perilune.dist.sim"
+local text = require "spec.support.facts"
 local shell = require "spec.support.shell"
 local nn, plan = peri.nn, peri.plan
 
@@ -45,14 +46,6 @@ local function train(p, from, last)
       p.schedule:step()
     end)
   end
-end
-
-local function text(x)
-  if peri.Tensor.is(x) then return table.concat(peri.util.map(x:reshape(-1):to_list(), function(n) return ("%.17g"):format(n) end), " ") end
-  if type(x) ~= "table" then return tostring(x) end
-  local parts = {}
-  for key, value in peri.util.ordered(x) do parts[#parts + 1] = tostring(key) .. "=" .. text(value) end
-  return "{" .. table.concat(parts, ",\n") .. "}"
 end
 
 --- Everything that the next step depends on.

@@ -3,6 +3,7 @@
 -- deadline: 120 s
 local peri = require "perilune"
 local sim = require "perilune.dist.sim"
+local text = require "spec.support.facts"
 local shell = require "spec.support.shell"
 local nn, plan = peri.nn, peri.plan
 
@@ -41,16 +42,6 @@ local function batch(i)
   local values = { i * 7 % 50, i * 3 % 50, i * 5 % 37, i % 37 }
   return peri.KeyedJaggedTensor { keys = { "fa", "fb" }, values = values, lengths = { 1, 1, 2, 0 } },
     peri.KeyedJaggedTensor { keys = { "fraw" }, values = { i * 37 % 997, i * 13 % 997, i % 5 }, lengths = { 2, 1 } }
-end
-
-local function text(x)
-  if peri.Tensor.is(x) then return table.concat(peri.util.map(x:reshape(-1):to_list(), function(n)
-    return type(n) == "number" and ("%.17g"):format(n) or tostring(n)
-  end), " ") end
-  if type(x) ~= "table" then return tostring(x) end
-  local parts = {}
-  for key, value in peri.util.ordered(x) do parts[#parts + 1] = tostring(key) .. "=" .. text(value) end
-  return "{" .. table.concat(parts, ",\n") .. "}"
 end
 
 local function build(world, entries, options)
