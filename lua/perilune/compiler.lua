@@ -1,25 +1,50 @@
--- compiler.lua: turns LuaJIT's compiler off where it makes wrong code, and says so. The interpreter computes the same things right, slower.
+-- compiler.lua: keeps LuaJIT's compiler from code that it gets wrong. The interpreter computes the same things right, slower.
 --
 -- On ARM with 64 bits the compiler of LuaJIT 2.1.0-beta3 (Debian 12 has it as of March 2022) gives wrong numbers: specs of means of losses
 -- and of evictions fail there, and pass without the compiler. Its faults were mended until November 2023; versions since August 2023 say
 -- when they are of: 2.1.1737090214 counts seconds.
+--
+-- On all processors that compiler makes wrong code for the traversal of tables, from September 2021, when it began to compile `next` and
+-- `pairs`, until April 2022. A loop over `pairs` inside another one that the compiler gave up ends early, without an error (LuaJIT's
+-- issue 827), and the pointer that `next` gives is cut to 32 bits where two registers change places, which kills the process (its issue
+-- 829). Neither happens where the compiler does not see that `next` is called.
 local getenv = require "perilune.environment"
 
 local M = {}
 
 local MENDED = 1700000000 -- November 2023
 
---- Does a LuaJIT (jit.version) make wrong code for this kind of processor (jit.arch)?
+--- What a LuaJIT (jit.version) must not compile for this kind of processor (jit.arch): "everything", "traversal" (`pairs` and `next`) or
+--- nil. A version that does not say its date may be any before August 2023.
 function M.wrong(arch, version)
-  if arch ~= "arm64" then return false end
   local made = tonumber(version:match "2%.1%.(%d+)$")
-  return not made or made < MENDED
+  if made and made >= MENDED then return nil end
+  if arch == "arm64" then return "everything" end
+  return not made and "traversal" or nil
 end
 
---- Turn the compiler of this Lua state off, if it is one of those. It is said once: by the launcher for all that it starts, else by the
---- first rank.
+-- `next` as a function of Lua that is not compiled: nor is a loop that calls it, and it is not taken for a loop over LuaJIT's own.
+local compiled = next
+local function interpreted(t, key)
+  if type(t) ~= "table" then error(("bad argument #1 to 'next' (table expected, got %s)"):format(t == nil and "nil" or type(t)), 2) end
+  return compiled(t, key)
+end
+jit.off(interpreted)
+
+-- `pairs` that hands out `interpreted`, and what a metamethod __pairs gives as it is.
+local original = pairs
+local function traverse(t)
+  local ok, iterate, state, first = pcall(original, t)
+  if not ok then error((iterate:gsub("'%?'", "'pairs'")), 2) end
+  return iterate == compiled and interpreted or iterate, state, first
+end
+
+--- Keep the compiler of this Lua state from what it makes wrong. That it is off is said once: by the launcher for all that it starts, else
+--- by the first rank.
 function M.settle()
-  if not M.wrong(jit.arch, jit.version) then return end
+  local wrong = M.wrong(jit.arch, jit.version)
+  if wrong == "traversal" then _G.next, _G.pairs = interpreted, traverse end
+  if wrong ~= "everything" then return end
   jit.off()
   local rank = getenv "OMPI_COMM_WORLD_RANK" or getenv "PMI_RANK" or getenv "SLURM_PROCID" or "0"
   if getenv "PERI_UNCOMPILED" or rank ~= "0" then return end

@@ -1,6 +1,5 @@
 -- Managed collision over ranks, any number of them: what the unsharded collection gives, to the last bit; batches in flight; states.
 -- mpirun: 2 4
-require("jit.opt").start "-fwd" -- LuaJIT beta3 of 2022 lost a frame's function in two of five runs on some processors, never without this
 local ffi = require "ffi"
 local peri = require "perilune"
 local worlds = require "spec.support.worlds"

@@ -53,7 +53,8 @@ check("processor", function(C)
 end)
 
 check("compiled Lua", function()
-  if jit.status() then return ok("%s compiles", jit.version) end
+  local traversal = require("perilune.compiler").wrong(jit.arch, jit.version) == "traversal"
+  if jit.status() then return ok("%s compiles%s", jit.version, traversal and ", but for pairs and next, which it gets wrong" or "") end
   return note(jit.version .. " does not compile", "on 64-bit ARM, LuaJIT from November 2023 on is wanted: scripts are several times slower")
 end)
 
