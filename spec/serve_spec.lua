@@ -5,24 +5,13 @@ local ffi = require "ffi"
 local peri = require "perilune"
 local shell = require "spec.support.shell"
 local json = require "dkjson"
+local serving = require "spec.support.serving"
 local nn = peri.nn
 
 local PERILUNE = shell.perilune
 local NAMES, ROWS, SAMPLES = { "a", "b" }, 50, 7
 
-local function run(command)
-  local pipe = io.popen(command .. " 2>&1; printf '\\n%d' $?")
-  local text = pipe:read "*a"
-  pipe:close()
-  local out, code = text:match "^(.*)\n(%d+)$"
-  return out, tonumber(code)
-end
-
-local function has(name)
-  local file = io.open(name)
-  if file then file:close() end
-  return file ~= nil
-end
+local run = serving.run
 
 --- Samples as plain lists, so that they can be said in any form: { dense =, a =, a.weights =, ... }.
 local function make_samples(n)
@@ -131,43 +120,19 @@ local function binary(samples)
 end
 
 describe("perilune serve", function()
-  if not has(shell.build .. "/perilune-serve") then return pending "libmicrohttpd was not found, so there is no server" end
-  if not run("curl --version"):match "^curl" then return pending "curl was not found: make setup" end
-  local path, log, process, url, samples, wanted
+  if serving.missing() then return pending(serving.missing()) end
+  local path, server, process, url, samples, wanted
 
   local function start(options)
-    log = os.tmpname()
-    process = run(("%s serve %s -p 0 %s >%s 2>&1 & echo $!"):format(PERILUNE, path, options or "", log)):match "%d+"
-    for _ = 1, 200 do
-      url = shell.read(log):match "http://[%d.]+:%d+/"
-      if url then return end
-      os.execute "sleep 0.05"
-    end
-    error(shell.read(log))
+    server = serving.start(path, options)
+    process, url = server.process, server.url
   end
-  local function stop(signal)
-    local pid = process
-    process = nil
-    os.execute(("kill -%s %s"):format(signal or "TERM", pid))
-    for _ = 1, 200 do
-      if run("kill -0 " .. pid):match "No such" then return assert.is_nil(shell.read(log):match "Sanitizer.*") end
-      os.execute "sleep 0.05"
-    end
-    error("it does not stop: " .. shell.read(log))
-  end
+  local function stop(signal) server:stop(signal) end
   local function export(step) -- another model each time
     make_model():export(path, { batches = { batch(make_samples(30)), batch(samples) }, step = step })
     wanted = peri.export.open(path):predict(batch(samples)).logits:to_list()
   end
-  local function post(where, body, headers)
-    local file = os.tmpname()
-    local f = assert(io.open(file, "wb"))
-    f:write(body)
-    f:close()
-    local out = run(("curl -s -S --data-binary @%s %s %s"):format(file, headers or "", url .. where))
-    os.remove(file)
-    return out
-  end
+  local function post(...) return server:post(...) end
   local function same(list)
     assert.equal(SAMPLES, #list)
     for i = 1, SAMPLES do
@@ -195,9 +160,8 @@ describe("perilune serve", function()
     start "--name demo --host predict.example --delay 1ms --watch 100ms"
   end)
   teardown(function()
-    if process then stop() end
+    stop()
     os.remove(path)
-    if log then os.remove(log) end
   end)
 
   it("answers rows and columns with the bits of the model file", function()
@@ -314,8 +278,7 @@ describe("perilune serve", function()
   it("stops when it is asked, and its port is free at once", function()
     local port = url:match ":(%d+)/"
     run("curl -s " .. url .. "health")
-    stop()
-    assert.matches("stopping", shell.read(log), 1, true)
+    assert.matches("stopping", server:stop(), 1, true)
     start("--name demo -p " .. port)
     assert.equal(port, url:match ":(%d+)/")
     local out, code = run(("%s serve %s -p %s"):format(PERILUNE, path, port))

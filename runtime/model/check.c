@@ -5,7 +5,10 @@
  * they are numbers, of which all are allowed.
  */
 #include "../../kernels/dense.h"
+#include "../base/buffer.h"
 #include "internal.h"
+
+#include <perilune/collision.h>
 
 /** Numbers of one sample in one array, and rows of a table. */
 #define MOST_COLUMNS ((int64_t)1 << 26)
@@ -86,6 +89,23 @@ static peri_status check_table(const checker *c, peri_model_table *t, peri__mode
     return PERI_OK;
 }
 
+static peri_status check_map(const checker *c, peri__model_map *map)
+{
+    const peri_model *m = c->m;
+    WANT(map->spread >= 0, "its spread is unknown, allowed: hash, modulo, range");
+    WANT(map->miss >= 0, "what becomes of unknown ids is not known, allowed: row, hash, drop, error");
+    WANT(map->n_segments >= 2 && map->segments[0] == 0, "its segments do not begin with 0");
+    for (int32_t i = 1; i < map->n_segments; i++)
+        WANT(map->segments[i] > map->segments[i - 1] && map->segments[i] < UINT32_MAX, "its segments do not rise, or exceed 2^32 - 2 rows");
+    WANT(map->spread != PERI_SPREAD_RANGE || map->block >= 1, "its block is not allowed");
+    map->rows = map->segments[map->n_segments - 1];
+    map->slots = peri__model_map_slots(map->rows);
+    WANT(map->ids >= 0 && map->ids < m->n_sections && m->sections[map->ids].bytes == map->rows * 8, "its ids are not as long as its rows");
+    WANT(map->index >= 0 && map->index < m->n_sections && m->sections[map->index].bytes == map->slots * 4,
+         "its index is not as long as its rows say");
+    return PERI_OK;
+}
+
 static peri_status check_input(const checker *c, const peri_model_input *i)
 {
     WANT(i->name && *i->name, "it has no name");
@@ -141,6 +161,24 @@ static bool inside(const int64_t *shape, const int64_t *stride, int32_t ndim, in
     return true;
 }
 
+/** A bag whose input's ids a map makes rows of: note that in the model. */
+static peri_status check_mapped(const checker *c, const peri__model_bag *bag)
+{
+    peri_model *m = c->m;
+    peri_model_input *input = &m->inputs[bag->input];
+    if (bag->map < 0) return PERI_OK;
+    const peri__model_map *map = &m->maps[bag->map];
+    WANT(map->rows == m->tables[bag->table].rows, "a bag's map has other rows than its table");
+    const bool refuses = map->miss == PERI_MISS_ERROR || (input->mapped && input->unknown == PERI_MODEL_ID_REFUSE);
+    input->mapped = true;
+    input->unknown = refuses ? PERI_MODEL_ID_REFUSE : PERI_MODEL_ID_SKIP;
+    for (int32_t i = 0; i < m->n_mapped; i++)
+        if (m->mapped[i].input == bag->input && m->mapped[i].map == bag->map) return PERI_OK;
+    PERI_TRY(peri__grow_one((void **)&m->mapped, m->n_mapped, sizeof *m->mapped));
+    m->mapped[m->n_mapped++] = (peri__model_mapped){bag->input, bag->map};
+    return PERI_OK;
+}
+
 static peri_status check_lookup(const checker *c, const peri__model_operation *o, int64_t out)
 {
     const peri_model *m = c->m;
@@ -150,9 +188,11 @@ static peri_status check_lookup(const checker *c, const peri__model_operation *o
         const peri__model_bag *bag = &o->bags[b];
         WANT(bag->input >= 0 && bag->input < m->n_inputs && m->inputs[bag->input].kind == PERI_MODEL_IDS, "a bag's input is not of ids");
         WANT(bag->table >= 0 && bag->table < m->n_tables, "a bag's table does not exist");
+        WANT(bag->map >= -1 && bag->map < m->n_maps, "a bag's map does not exist");
         WANT(m->inputs[bag->input].rows <= m->tables[bag->table].rows, "a bag's input allows more rows than its table has");
         columns += m->tables[bag->table].columns;
         WANT(columns <= out, "its rows are wider than its result");
+        PERI_TRY(check_mapped(c, bag));
     }
     WANT(columns == out, "its rows are not as wide as its result");
     return PERI_OK;
@@ -338,6 +378,14 @@ static peri_status check_operation(const checker *c, peri__model_operation *o)
     return PERI_OK;
 }
 
+/** Of an input whose ids are raw, no bag takes them as rows. */
+static peri_status check_raw(const checker *c, const peri__model_operation *o)
+{
+    for (int32_t b = 0; b < o->n_bags; b++)
+        WANT(o->bags[b].map >= 0 || !c->m->inputs[o->bags[b].input].mapped, "an input's ids are raw in one bag, and rows in another");
+    return PERI_OK;
+}
+
 static peri_status check_output(const checker *c, peri_model_output *o, int32_t value)
 {
     peri_model *m = c->m;
@@ -370,9 +418,11 @@ peri_status peri__model_check(peri_model *m, const char *what)
                           MOST_NAMED);
     EACH("section", m->n_sections, check_section(&c, &m->sections[c.n]));
     EACH("table", m->n_tables, check_table(&c, &m->tables[c.n], &m->rows[c.n]));
+    EACH("map", m->n_maps, check_map(&c, &m->maps[c.n]));
     EACH("input", m->n_inputs, check_input(&c, &m->inputs[c.n]));
     EACH("value", m->n_values, check_value(&c, &m->values[c.n]));
     EACH("operation", m->n_operations, check_operation(&c, &m->operations[c.n]));
+    EACH("operation", m->n_operations, check_raw(&c, &m->operations[c.n]));
     EACH("output", m->n_outputs, check_output(&c, &m->outputs[c.n], m->output_values[c.n]));
     for (int32_t t = 0; t < m->n_tables; t++) m->table_bytes += m->tables[t].bytes;
     return PERI_OK;

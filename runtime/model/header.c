@@ -6,6 +6,8 @@
 #include "../base/json.h"
 #include "internal.h"
 
+#include <perilune/collision.h>
+
 /** Entries of one list: a stranger's file shall not take all memory. */
 enum { MOST_ENTRIES = 1 << 20 };
 
@@ -154,13 +156,56 @@ static void read_bag(peri__json *j, peri__model_operation *o)
     char key[32];
     if (!grow(j, &o->bags, o->n_bags, sizeof *o->bags)) return;
     peri__model_bag *b = &o->bags[o->n_bags++];
-    b->input = b->table = -1;
+    b->input = b->table = b->map = -1;
     peri__json_enter(j, '{');
     while (peri__json_key(j, key, sizeof key)) {
         if (KEY("input")) b->input = number32(j);
         else if (KEY("table")) b->table = number32(j);
+        else if (KEY("map")) b->map = number32(j);
         else if (KEY("pooling")) b->pooling = either(j, "sum", "mean", "pooling is 'sum' or 'mean'");
         else peri__json_skip(j, NULL, NULL);
+    }
+}
+
+/** Which of @words[n] it is, which begin at number @first; -1: none. */
+static int32_t one_of(peri__json *j, const char *const *words, int32_t n, int32_t first)
+{
+    char text[16];
+    if (!peri__json_text(j, text, sizeof text)) return -1;
+    for (int32_t i = 0; i < n; i++)
+        if (!strcmp(text, words[i])) return first + i;
+    return -1;
+}
+
+static void read_map(peri__json *j, peri_model *m)
+{
+    static const char *const spreads[] = {"hash", "modulo", "range"}, *const misses[] = {"row", "hash", "drop", "error"};
+    char key[32];
+    if (!grow(j, &m->maps, m->n_maps, sizeof *m->maps)) return;
+    peri__model_map *map = &m->maps[m->n_maps++];
+    map->ids = map->index = map->spread = map->miss = -1;
+    peri__json_enter(j, '{');
+    while (peri__json_key(j, key, sizeof key)) {
+        if (KEY("ids")) {
+            map->ids = number32(j);
+        } else if (KEY("index")) {
+            map->index = number32(j);
+        } else if (KEY("free")) {
+            map->free = (int64_t)peri__json_hex(j);
+        } else if (KEY("segments")) {
+            for (peri__json_enter(j, '['); peri__json_item(j) && grow(j, &map->segments, map->n_segments, sizeof *map->segments);)
+                map->segments[map->n_segments++] = peri__json_integer(j);
+        } else if (KEY("spread")) {
+            map->spread = one_of(j, spreads, 3, PERI_SPREAD_HASH);
+        } else if (KEY("block")) {
+            map->block = peri__json_integer(j);
+        } else if (KEY("unknown")) {
+            map->miss = one_of(j, misses, 4, PERI_MISS_ROW);
+        } else if (KEY("aside")) {
+            map->aside = flag(j);
+        } else {
+            peri__json_skip(j, NULL, NULL);
+        }
     }
 }
 
@@ -256,6 +301,7 @@ peri_status peri__model_header(peri_model *m, const char *text, int64_t bytes, c
         else if (KEY("sections")) each(&j, m, read_section);
         else if (KEY("tables")) each(&j, m, read_table);
         else if (KEY("inputs")) each(&j, m, read_input);
+        else if (KEY("maps")) each(&j, m, read_map);
         else if (KEY("values")) each(&j, m, read_value);
         else if (KEY("operations")) each(&j, m, read_operation);
         else if (KEY("outputs")) each(&j, m, read_output);

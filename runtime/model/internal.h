@@ -6,6 +6,7 @@
  *   header.c    reads the header: JSON into the structs below. Whether they make sense is not its affair
  *   check.c     whether they do: every index, size and order that the other files rely on
  *   open.c      opening, describing, verifying
+ *   map.c       raw ids to rows
  *   values.c    whether a model takes what a caller gives it
  *   context.c   the memory of one thread's calls: which results share it
  *   predict.c   the operations
@@ -90,6 +91,7 @@ extern const char *const peri__model_operation_names[PERI__MODEL_OPERATION_COUNT
 /** The rows of one feature's ids in one table, added up. */
 typedef struct peri__model_bag {
     int32_t input, table, pooling; /* PERI_POOLING_SUM, PERI_POOLING_MEAN */
+    int32_t map;                   /* what makes rows of the input's raw ids; -1: the ids are rows */
 } peri__model_bag;
 
 enum { PERI__MODEL_NUMBERS = 2, PERI__MODEL_TEXT = 200, PERI__MODEL_SOURCE = 1000 };
@@ -112,6 +114,26 @@ typedef struct peri__model_rows {
     int64_t stride, row_bytes; /* elements, or bytes where rows are bytes; bytes */
 } peri__model_rows;
 
+/** A map of raw ids to the rows of a table: a dictionary of the ids that have a row, and the rule for all others. docs/model_file.md draws
+ *  its two sections. Buckets matter for ids without a row only: they say which row stands for them. */
+typedef struct peri__model_map {
+    int32_t ids, index;       /* sections: i64 [rows]; u32 [slots] */
+    int32_t spread, miss;     /* PERI_SPREAD_*, PERI_MISS_* without the default; -1: unknown */
+    int32_t n_segments;       /* buckets + 1 */
+    int64_t *segments;        /* rows where buckets begin, and the end: the number of rows */
+    int64_t block;            /* PERI_SPREAD_RANGE: ids of a bucket */
+    int64_t free;             /* what stands in place of an id where a row has none */
+    bool aside;               /* the last row of each bucket is no id's own */
+    /* Found by check.c: */
+    int64_t rows;
+    int64_t slots;
+} peri__model_map;
+
+/** A map that makes rows of an input's ids. */
+typedef struct peri__model_mapped {
+    int32_t input, map;
+} peri__model_mapped;
+
 struct peri_model {
     peri__refs refs;
     peri__mapped file;
@@ -121,8 +143,10 @@ struct peri_model {
     int32_t version;
     int64_t step, table_bytes;
     /* n_*: entries; the lists grow while the header is read. */
-    int32_t n_sections, n_values, n_operations, n_inputs, n_outputs, n_tables;
+    int32_t n_sections, n_values, n_operations, n_inputs, n_outputs, n_tables, n_maps, n_mapped;
     peri__model_section *sections;
+    peri__model_map *maps;
+    peri__model_mapped *mapped; /* by check.c: each input and map that meet, once */
     peri__model_value *values;
     peri__model_operation *operations;
     peri_model_input *inputs;
@@ -149,6 +173,20 @@ static inline const void *peri__model_data(const peri_model *m, int32_t section)
 /** peri_model_changed, in the name of @function. */
 peri_status peri__model_unchanged(const char *function, const peri_model *m);
 
+/* -- maps ------------------------------------------------------------------------------------------------------------------------------ */
+
+/** Slots of the index of a map of @rows. */
+int64_t peri__model_map_slots(int64_t rows);
+/** Rows of @ids[n], as @map has them; -1: no row, neither its own nor another. @out (may be NULL): [n]. Returns how many ids have no row of
+ *  their own. No allocation, no lock; whatever the sections have, it reads nothing else. */
+int64_t peri__model_map_find(const peri_model *m, const peri__model_map *map, const int64_t *ids, int64_t n, int64_t *out);
+/** Whether PERI_SPREAD_RANGE allows the id. */
+bool peri__model_map_allows(const peri__model_map *map, int64_t id);
+/** From now on row @row has the id @id (map->free: none). The model is in memory of its own. */
+void peri__model_map_set(const peri_model *m, const peri__model_map *map, int64_t row, int64_t id);
+/** Fill @index[slots] for @ids[rows]. */
+void peri__model_map_index(const int64_t *ids, int64_t rows, int64_t free, uint32_t *index, int64_t slots);
+
 /* -- calls ----------------------------------------------------------------------------------------------------------------------------- */
 
 /** Samples that are computed together: their intermediate results stay in the processor's caches. Results do not depend on it. */
@@ -161,10 +199,11 @@ struct peri_model_context {
     float **values;           /* n_values: where each lies; NULL: an input, at the caller's */
     float *scratch;           /* of matmul */
     int64_t *offsets;         /* block + 1 zeros: of missing lists */
+    int64_t *moved, *rows;    /* block + 1 offsets, and max_ids rows, of raw ids; NULL: the model has no maps */
     const float **at;         /* n_values: where each lies, in the block that is being computed */
 };
 
-/** peri_model_check, with lists of at most @max_ids ids. */
+/** peri_model_check, with lists of at most @max_ids ids; without @skipped, raw ids are looked for only where the answer may be an error. */
 peri_status peri__model_values(const char *function, const peri_model *m, int64_t batch, int64_t max_ids, const peri_model_values *inputs,
                                int64_t *skipped);
 /** All operations for samples [first, first + n). */

@@ -24,6 +24,9 @@ static void release_lists(peri_model *m)
         peri__free((void *)(uintptr_t)m->tables[i].dtype);
     }
     for (int32_t i = 0; i < m->n_sections; i++) peri__free(m->sections[i].source);
+    for (int32_t i = 0; i < m->n_maps; i++) peri__free(m->maps[i].segments);
+    peri__free(m->maps);
+    peri__free(m->mapped);
     peri__free(m->sections);
     peri__free(m->values);
     peri__free(m->operations);

@@ -31,26 +31,61 @@ static int64_t in_step(const run *r, int32_t i) { return r->c->model->values[r->
 /** Bytes of rows that are asked for before they are needed. */
 enum { ROWS_AHEAD = 8 << 10 };
 
+/** Some samples' lists of the ids of one bag. */
+typedef struct lists {
+    const int64_t *ids, *offsets; /* offsets: n + 1, of places in `ids` and `weights` */
+    const float *weights;
+    int64_t n, rows; /* samples; ids below `rows` have a row, others count as zeros */
+    float *out;      /* of the first sample */
+} lists;
+
+static void look_up(const run *r, const peri__model_bag *bag, const lists *l)
+{
+    const peri_model *m = r->c->model;
+    const peri__model_rows *rows = &m->rows[bag->table];
+    const int64_t ids = l->offsets[l->n];
+    const peri_k_tbe_table table = {.rows = l->rows, .cols = m->tables[bag->table].columns, .stride = rows->stride,
+                                    .pooling = bag->pooling};
+    const peri_k_tbe_block block = {.bags = l->n, .out_offset = 0, .out_stride = r->columns};
+    peri_k_tbe_span spans[2];
+    peri_k_tbe_prepare_args prepare = {
+        .list = {.ids = l->ids, .offsets = l->offsets, .weights = l->weights, .tables = &table, .blocks = &block, .ordered = &block,
+                 .spans = spans, .n_ids = ids, .n_bags = l->n, .n_tables = 1, .n_blocks = 1, .capacity = ids, .ids_dtype = PERI_I64,
+                 .offsets_dtype = PERI_I64, .all_bags = l->n, .most_bags = l->n, .width = table.cols}};
+    CALL(r, tbe_prepare, &prepare, 1);
+    const peri_k_tbe_forward_args forward = {.list = prepare.list, .weight = peri__model_data(m, rows->section), .out = l->out, .chunks = 1,
+                                             .weight_dtype = rows->format, .out_dtype = PERI_F32,
+                                             .reach = {.ahead = ROWS_AHEAD, .near = true, .in_order = true}};
+    CALL(r, tbe_forward, &forward, 1);
+}
+
+/** The same of raw ids: as many samples at a time as the context has room for rows of. */
+static void look_up_raw(const run *r, const peri__model_bag *bag, const lists *all)
+{
+    lists part = *all;
+    part.ids = r->c->rows;
+    for (int64_t first = 0; first < all->n; first += part.n) {
+        const int64_t *offsets = all->offsets + first, begin = offsets[0];
+        part.n = 1; /* no list is longer than max_ids */
+        while (first + part.n < all->n && offsets[part.n + 1] - begin <= r->c->max_ids) part.n++;
+        for (int64_t i = 0; i <= part.n; i++) r->c->moved[i] = offsets[i] - begin;
+        peri__model_map_find(r->c->model, &r->c->model->maps[bag->map], all->ids + begin, offsets[part.n] - begin, r->c->rows);
+        part.offsets = r->c->moved;
+        part.weights = all->weights ? all->weights + begin : NULL;
+        part.out = all->out + first * r->columns;
+        look_up(r, bag, &part);
+    }
+}
+
 /** The rows of one feature in one table, into columns [at, at + columns of the table) of the result. */
 static void run_bag(const run *r, const peri__model_bag *bag, int64_t at)
 {
     const peri_model *m = r->c->model;
     const peri_model_values *v = &r->inputs[bag->input];
-    const peri__model_rows *rows = &m->rows[bag->table];
-    const int64_t *offsets = v->offsets ? v->offsets + r->first : r->c->offsets, ids = offsets[r->n];
-    const peri_k_tbe_table table = {.rows = m->inputs[bag->input].rows, .cols = m->tables[bag->table].columns, .stride = rows->stride,
-                                    .pooling = bag->pooling};
-    const peri_k_tbe_block block = {.bags = r->n, .out_offset = at, .out_stride = r->columns};
-    peri_k_tbe_span spans[2];
-    peri_k_tbe_prepare_args prepare = {
-        .list = {.ids = v->ids, .offsets = offsets, .weights = v->weights, .tables = &table, .blocks = &block, .ordered = &block,
-                 .spans = spans, .n_ids = ids, .n_bags = r->n, .n_tables = 1, .n_blocks = 1, .capacity = ids, .ids_dtype = PERI_I64,
-                 .offsets_dtype = PERI_I64, .all_bags = r->n, .most_bags = r->n, .width = table.cols}};
-    CALL(r, tbe_prepare, &prepare, 1);
-    const peri_k_tbe_forward_args forward = {.list = prepare.list, .weight = peri__model_data(m, rows->section), .out = r->out, .chunks = 1,
-                                             .weight_dtype = rows->format, .out_dtype = PERI_F32,
-                                             .reach = {.ahead = ROWS_AHEAD, .near = true, .in_order = true}};
-    CALL(r, tbe_forward, &forward, 1);
+    lists all = {.ids = v->ids, .weights = v->weights, .offsets = v->offsets ? v->offsets + r->first : r->c->offsets, .n = r->n,
+                 .rows = bag->map < 0 ? m->inputs[bag->input].rows : m->tables[bag->table].rows, .out = r->out + at};
+    if (bag->map < 0 || all.offsets[all.n] == all.offsets[0]) look_up(r, bag, &all);
+    else look_up_raw(r, bag, &all);
 }
 
 static void run_lookup(const run *r)
@@ -236,14 +271,13 @@ void peri__model_run(peri_model_context *c, int64_t first, int64_t n, const peri
 
 peri_status peri_model_predict(peri_model_context *context, int64_t batch, const peri_model_values *inputs, float *const *outputs)
 {
-    int64_t skipped = 0;
     PERI_NEED(context);
     const peri_model *m = context->model;
     if (batch < 0 || batch > context->max_batch)
         return peri__fail(PERI_EINVAL, "peri_model_predict: %lld samples, allowed with this context: 0..%lld", (long long)batch,
                           (long long)context->max_batch);
     if (!outputs) return peri__fail(PERI_EINVAL, "peri_model_predict: outputs is missing");
-    PERI_TRY(peri__model_values("peri_model_predict", m, batch, context->max_ids, inputs, &skipped));
+    PERI_TRY(peri__model_values("peri_model_predict", m, batch, context->max_ids, inputs, NULL));
     if (m->file.slot < 0) PERI_TRY(peri__model_unchanged("peri_model_predict", m)); /* nobody catches a read behind its end */
     for (int64_t first = 0; first < batch; first += context->block) {
         const int64_t n = peri__min(context->block, batch - first);

@@ -15,11 +15,11 @@ enum { BLOCK_BYTES = 4 << 20 }; /* of rows that are read at a time */
 
 /* -- what a section is ----------------------------------------------------------------------------------------------------------------- */
 
-enum { NOTHING, ROWS, VALUES, PANELS };
+enum { NOTHING, ROWS, VALUES, PANELS, IDS, INDEX };
 
 /** What a section is, and of which tensor. */
 typedef struct target {
-    int32_t kind, table;   /* ROWS: which */
+    int32_t kind, table;   /* ROWS: which; IDS: which map */
     int32_t dtype;         /* PANELS */
     int64_t rows, columns; /* of the tensor; VALUES: 1, their number */
     int64_t index;         /* of the tensor in the checkpoint */
@@ -41,6 +41,10 @@ static peri_status uses(const peri_model *m, target *list)
     for (int32_t i = 0; i < m->n_tables; i++)
         one = set_use(&list[m->rows[i].section],
                       (target){ROWS, .table = i, .rows = m->tables[i].rows, .columns = m->tables[i].columns}) && one;
+    for (int32_t i = 0; i < m->n_maps; i++) {
+        one = set_use(&list[m->maps[i].ids], (target){IDS, .table = i, .rows = m->maps[i].rows, .columns = 1}) && one;
+        one = set_use(&list[m->maps[i].index], (target){INDEX, .rows = m->maps[i].slots, .columns = 1}) && one; /* follows the ids */
+    }
     for (int32_t i = 0; i < m->n_values; i++)
         if (m->values[i].section >= 0)
             one = set_use(&list[m->values[i].section], (target){VALUES, .rows = 1, .columns = m->values[i].columns}) && one;
@@ -52,7 +56,7 @@ static peri_status uses(const peri_model *m, target *list)
     if (!one) return peri__fail(PERI_EUNSUPPORTED, "model file '%.200s' cannot follow: a section has two uses", m->path);
     for (int32_t i = 0; i < m->n_sections; i++) {
         list[i].to = (char *)(uintptr_t)peri__model_data(m, i);
-        if (list[i].kind == NOTHING || m->sections[i].source) continue;
+        if (list[i].kind == NOTHING || list[i].kind == INDEX || m->sections[i].source) continue;
         return peri__fail(PERI_EUNSUPPORTED,
                           "model file '%.200s' cannot follow: section %d comes from no parameter of the model by itself; allowed: files "
                           "that were exported by this version, of models whose constants are parameters",
@@ -84,12 +88,13 @@ static peri_status find(const peri_model *m, const peri_checkpoint *c, const cha
     int64_t numel = 1, rows = s->turned ? t->columns : t->rows, columns = s->turned ? t->rows : t->columns;
     for (int32_t d = 0; d < x->ndim; d++) numel = x->shape[d] > 0 && numel <= INT64_MAX / x->shape[d] ? numel * x->shape[d] : 0;
     bool fits = t->kind == VALUES ? numel == t->columns : x->ndim == 2 && x->shape[0] == rows && x->shape[1] == columns;
-    if (!fits || (x->dtype != PERI_F32 && x->dtype != PERI_F16 && x->dtype != PERI_BF16))
+    bool typed = x->dtype == PERI_F32 || x->dtype == PERI_F16 || x->dtype == PERI_BF16;
+    if (t->kind == IDS) fits = x->ndim >= 1 && x->shape[0] == rows && numel == rows, typed = x->dtype == PERI_I64;
+    if (!fits || !typed)
         return peri__fail(PERI_EMISMATCH,
-                          "checkpoint '%.200s': tensor '%.200s' is %s of %lld elements, the model file wants %lld x %lld of f32, f16 or "
-                          "bf16",
+                          "checkpoint '%.200s': tensor '%.200s' is %s of %lld elements, the model file wants %lld x %lld of %s",
                           peri_checkpoint_level(c, 0), name, peri_dtype_name(x->dtype), (long long)numel, (long long)rows,
-                          (long long)columns);
+                          (long long)columns, t->kind == IDS ? "i64" : "f32, f16 or bf16");
     return PERI_OK;
 }
 
@@ -116,6 +121,14 @@ static peri_status read_region(peri_checkpoint *c, int64_t index, const peri_che
     return status;
 }
 
+/** Elements of a row. */
+static int64_t width_of(const peri_checkpoint_region *r, int32_t ndim)
+{
+    int64_t n = 1;
+    for (int32_t d = 1; d < ndim; d++) n *= r->extent[d];
+    return n;
+}
+
 /** Rows as they lie in the file, from a tensor of numbers, which is given up; @out new. */
 static peri_status encode(const peri_model *m, const target *t, peri_tensor *numbers, peri_tensor **out)
 {
@@ -133,17 +146,19 @@ static void lay(char *to, const void *from, int64_t bytes)
     if (memcmp(to, from, (size_t)bytes) != 0) memcpy(to, from, (size_t)bytes);
 }
 
-/** Numbers of rows [row, row + n) of a table, or of @list[n], are given up, and laid into it. */
+/** Numbers of rows [row, row + n) of a table or a map, or of @list[n], are given up, and laid into it. */
 static peri_status lay_rows(const peri_model *m, const target *t, int64_t row, const int64_t *list, int64_t n, peri_tensor *numbers)
 {
-    const int64_t bytes = m->rows[t->table].row_bytes;
-    peri_tensor *rows = NULL;
+    const bool ids = t->kind == IDS;
+    const int64_t bytes = ids ? 8 : m->rows[t->table].row_bytes;
+    peri_tensor *rows = numbers;
     void *data;
-    PERI_TRY(encode(m, t, numbers, &rows));
+    if (!ids) PERI_TRY(encode(m, t, numbers, &rows));
     peri_status status = peri_tensor_data(rows, &data);
     for (int64_t i = 0; status >= 0 && i < n; i++) {
         const int64_t at = list ? list[i] : row + i;
         if (at < 0 || at >= t->rows) status = peri__fail(PERI_EFORMAT, "row %lld of a table of %lld", (long long)at, (long long)t->rows);
+        else if (ids) peri__model_map_set(m, &m->maps[t->table], at, ((const int64_t *)data)[i]);
         else lay(t->to + at * bytes, (char *)data + i * bytes, bytes);
     }
     peri_tensor_release(rows);
@@ -200,14 +215,14 @@ static peri_status take_listed(const peri_model *m, peri_checkpoint *c, peri_che
 {
     peri_device *cpu;
     peri_tensor *numbers = NULL;
-    const int64_t shape[2] = {n, r->extent[1]}, element = peri_dtype_size(t->tensor.dtype);
+    const int64_t width = width_of(r, t->tensor.ndim), shape[2] = {n, width}, element = peri_dtype_size(t->tensor.dtype);
     int64_t *rows = peri__alloc(sizeof *rows * (size_t)n);
-    char *values = peri__alloc((size_t)(n * r->extent[1] * element));
+    char *values = peri__alloc((size_t)(n * width * element));
     peri_status status = rows && values ? peri_checkpoint_piece_rows(level, index, piece, from, n, rows, values) : PERI_ENOMEM;
-    if (r->extent[1] == t->columns) {
+    if (width == t->columns) {
         if (status >= 0) status = peri_device_get("cpu", &cpu);
         if (status >= 0) status = peri_tensor_new(cpu, t->tensor.dtype, 2, shape, &numbers);
-        if (status >= 0) status = peri_tensor_write(numbers, values, n * r->extent[1] * element);
+        if (status >= 0) status = peri_tensor_write(numbers, values, n * width * element);
         if (status >= 0) status = lay_rows(m, t, 0, rows, n, numbers);
         else peri_tensor_release(numbers);
     } else {
@@ -231,14 +246,14 @@ static peri_status take_level(const peri_model *m, peri_checkpoint *c, peri_chec
     if (index < 0)
         return peri__fail(PERI_EMISMATCH, "checkpoint '%.200s' has no tensor '%.200s'", peri_checkpoint_level(level, 0), t->tensor.name);
     PERI_TRY(peri_checkpoint_tensor_at(level, index, &x));
-    if (x.ndim != 2 || x.dtype != t->tensor.dtype || x.shape[0] != t->rows || x.shape[1] != t->columns)
+    if (x.ndim != t->tensor.ndim || x.dtype != t->tensor.dtype || memcmp(x.shape, t->tensor.shape, sizeof *x.shape * (size_t)x.ndim) != 0)
         return peri__fail(PERI_EMISMATCH, "checkpoint '%.200s': tensor '%.200s' is not what the next one of the chain has",
                           peri_checkpoint_level(level, 0), x.name);
     for (int64_t piece = 0; piece < x.pieces; piece++) {
         peri_checkpoint_region r = {.size = sizeof r};
         peri_checkpoint_place place = {.size = sizeof place};
         PERI_TRY(peri_checkpoint_piece(level, index, piece, &r, &place));
-        if (r.offset[0] < 0 || r.extent[0] < 0 || r.offset[0] > t->rows - r.extent[0] || r.extent[1] > t->columns)
+        if (r.offset[0] < 0 || r.extent[0] < 0 || r.offset[0] > t->rows - r.extent[0] || width_of(&r, x.ndim) > t->columns)
             return peri__fail(PERI_EFORMAT, "checkpoint '%.200s': a piece of '%.200s' lies outside of it", peri_checkpoint_level(level, 0),
                               x.name);
         if (!r.rows) PERI_TRY(take_rows(m, c, t, r.offset[0], r.offset[0] + r.extent[0]));
@@ -263,7 +278,7 @@ static peri_status open_level(const peri_checkpoint *c, int64_t k, peri_checkpoi
 static peri_status take_all(const peri_model *m, peri_checkpoint *c, int64_t level, const target *list)
 {
     for (int32_t i = 0; i < m->n_sections; i++) {
-        if (list[i].kind == ROWS && level < 0) PERI_TRY(take_rows(m, c, &list[i], 0, list[i].rows));
+        if ((list[i].kind == ROWS || list[i].kind == IDS) && level < 0) PERI_TRY(take_rows(m, c, &list[i], 0, list[i].rows));
         if (list[i].kind == VALUES || list[i].kind == PANELS) PERI_TRY(take_dense(c, &list[i], m->sections[i].turned));
     }
     for (int64_t k = level - 1; k >= 0; k--) {
@@ -271,7 +286,7 @@ static peri_status take_all(const peri_model *m, peri_checkpoint *c, int64_t lev
         PERI_TRY(open_level(c, k, &one));
         peri_status status = PERI_OK;
         for (int32_t i = 0; status >= 0 && i < m->n_sections; i++)
-            if (list[i].kind == ROWS) status = take_level(m, c, one, &list[i]);
+            if (list[i].kind == ROWS || list[i].kind == IDS) status = take_level(m, c, one, &list[i]);
         peri_checkpoint_release(one);
         PERI_TRY(status);
     }
@@ -285,7 +300,7 @@ peri_status peri__model_update(peri_model *m, peri_checkpoint *c, int64_t level,
     if (!list) return PERI_ENOMEM;
     peri_status status = uses(m, list);
     for (int32_t i = 0; status >= 0 && i < m->n_sections; i++)
-        if (list[i].kind != NOTHING) status = find(m, c, prefix, i, &list[i]);
+        if (list[i].kind != NOTHING && list[i].kind != INDEX) status = find(m, c, prefix, i, &list[i]);
     if (status >= 0) {
         *begun = true;
         status = level == 0 ? PERI_OK : take_all(m, c, level, list);

@@ -4,6 +4,8 @@
  */
 #include "internal.h"
 
+#include <perilune/collision.h>
+
 /** What is being checked. */
 typedef struct checker {
     const char *function;
@@ -56,12 +58,41 @@ static peri_status check_dense(const checker *c, const peri_model_values *v)
 static peri_status check_list(const checker *c, const peri_model_values *v, int64_t b)
 {
     for (int64_t i = v->offsets[b]; i < v->offsets[b + 1]; i++) {
-        if (c->input->unknown == PERI_MODEL_ID_REFUSE && (uint64_t)v->ids[i] >= (uint64_t)c->input->rows)
+        if (!c->input->mapped && c->input->unknown == PERI_MODEL_ID_REFUSE && (uint64_t)v->ids[i] >= (uint64_t)c->input->rows)
             return peri__fail(PERI_ERANGE, "%s: input '%s', sample %lld: id %lld, allowed: 0..%lld", c->function, c->input->name,
                               (long long)b, (long long)v->ids[i], (long long)c->input->rows - 1);
         if (v->weights && c->input->finite && first_not_finite(v->weights + i, 1) == 0)
             return peri__fail(PERI_ERANGE, "%s: input '%s', sample %lld: the weight of id %lld is %s, allowed: finite numbers", c->function,
                               c->input->name, (long long)b, (long long)v->ids[i], v->weights[i] != v->weights[i] ? "NaN" : "infinite");
+    }
+    return PERI_OK;
+}
+
+/** The first raw id of the batch that @map refuses. */
+static peri_status check_raw_list(const checker *c, const peri_model_values *v, const peri__model_map *map)
+{
+    for (int64_t b = 0; b < c->batch; b++)
+        for (int64_t i = v->offsets[b]; i < v->offsets[b + 1]; i++) {
+            const bool outside = !peri__model_map_allows(map, v->ids[i]);
+            if (outside || (map->miss == PERI_MISS_ERROR && peri__model_map_find(c->m, map, &v->ids[i], 1, NULL) > 0))
+                return peri__fail(PERI_ERANGE, "%s: input '%s', sample %lld: id %llu (as a signed number %lld) %s", c->function,
+                                  c->input->name, (long long)b, (unsigned long long)v->ids[i], (long long)v->ids[i],
+                                  outside ? "is outside of the range that the model's map was made for"
+                                          : "has no row in the model's map, allowed: ids that it has learned");
+        }
+    return PERI_OK;
+}
+
+/** Raw ids. @unknown (or NULL): += those without a row of their own. */
+static peri_status check_raw(const checker *c, const peri_model_values *v, int64_t *unknown)
+{
+    const int64_t n = v->offsets[c->batch];
+    for (int32_t k = 0; k < c->m->n_mapped; k++) {
+        if (&c->m->inputs[c->m->mapped[k].input] != c->input) continue;
+        const peri__model_map *map = &c->m->maps[c->m->mapped[k].map];
+        int64_t missed = unknown || map->miss == PERI_MISS_ERROR ? peri__model_map_find(c->m, map, v->ids, n, NULL) : 0;
+        if (unknown) *unknown += missed;
+        if ((map->miss == PERI_MISS_ERROR && missed > 0) || map->spread == PERI_SPREAD_RANGE) PERI_TRY(check_raw_list(c, v, map));
     }
     return PERI_OK;
 }
@@ -97,11 +128,13 @@ static peri_status check_ids(const checker *c, const peri_model_values *v, int64
     if (n > 0 && !v->weights != !c->input->weighted)
         return peri__fail(PERI_EINVAL, "%s: input '%s' %s", c->function, c->input->name,
                           c->input->weighted ? "wants a weight for each id, but there are none" : "has no weights, but some were given");
-    const int64_t unknown = count_unknown(v->ids, n, c->input->rows);
-    const bool refused = unknown > 0 && c->input->unknown == PERI_MODEL_ID_REFUSE;
+    int64_t unknown = 0;
+    if (c->input->mapped) PERI_TRY(check_raw(c, v, skipped ? &unknown : NULL));
+    else unknown = count_unknown(v->ids, n, c->input->rows);
+    const bool refused = !c->input->mapped && unknown > 0 && c->input->unknown == PERI_MODEL_ID_REFUSE;
     if (refused || (v->weights && c->input->finite && first_not_finite(v->weights, n) < n))
         for (int64_t b = 0; b < c->batch; b++) PERI_TRY(check_list(c, v, b));
-    *skipped += unknown;
+    if (skipped) *skipped += unknown;
     return PERI_OK;
 }
 

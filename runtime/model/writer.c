@@ -189,6 +189,22 @@ peri_status peri_model_writer_panels(peri_model_writer *writer, const float *wei
     return peri_model_writer_matrix(writer, weight, columns, inner, PERI_F32);
 }
 
+peri_status peri_model_writer_index(peri_model_writer *writer, const int64_t *ids, int64_t rows, int64_t free)
+{
+    PERI_NEED(writer);
+    PERI_NEED(ids);
+    if (rows < 1 || rows > (int64_t)UINT32_MAX - 1)
+        return peri__fail(PERI_EINVAL, "peri_model_writer_index: a map of %lld rows, allowed: 1..%lld", (long long)rows,
+                          (long long)UINT32_MAX - 1);
+    const int64_t slots = peri__model_map_slots(rows);
+    uint32_t *index = peri__alloc(sizeof *index * (size_t)slots);
+    if (!index) return PERI_ENOMEM;
+    peri__model_map_index(ids, rows, free, index, slots);
+    peri_status status = peri_model_writer_put(writer, index, slots * (int64_t)sizeof *index);
+    peri__free(index);
+    return status;
+}
+
 peri_status peri_model_writer_section(peri_model_writer *writer, int32_t section, peri_model_writer_place *out)
 {
     PERI_NEED(writer);

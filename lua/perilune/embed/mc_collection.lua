@@ -146,6 +146,7 @@ function ManagedCollisionCollection:statistics() return each(self, "statistics")
 --- The tables' configurations, in order; the modules by table; the features, in the order of outputs.
 function ManagedCollisionCollection:embedding_configs() return self._embedding_configs end
 function ManagedCollisionCollection:managed_collision_modules() return self._managed_collision_modules end
+function ManagedCollisionCollection:_module_of(name) return self._managed_collision_modules[name] end
 function ManagedCollisionCollection:feature_names() return self._features end
 
 return ManagedCollisionCollection

@@ -33,6 +33,10 @@ local function hex(x)
   bits.number = x
   return bit.tohex(bits.word[1]) .. bit.tohex(bits.word[0])
 end
+--- The number whose 16 hexadecimal digits these are, as an int64.
+local function bits_of(digits)
+  return ffi.cast("int64_t", tonumber(digits:sub(1, 8), 16) * 4294967296ULL + tonumber(digits:sub(9), 16))
+end
 local function hex_of(u64) return bit.tohex(tonumber(u64 / 2 ^ 32)) .. bit.tohex(tonumber(u64 % 2 ^ 32)) end
 
 -- -- rows of tables -----------------------------------------------------------------------------------------------------------------------
@@ -131,6 +135,17 @@ function Writer:table(weight, rows, columns, dtype, source)
   return section
 end
 
+--- A map of raw ids (collections.lua) as JSON: the ids of its rows, and the index that leads to them.
+function Writer:map(map)
+  local n = map.ids:numel()
+  local ids = self:begin(map.source)
+  self:put(map.ids)
+  local index = self:begin()
+  if self.handle then check(C.peri_model_writer_index(self.handle.ptr, (map.ids:read()), n, bits_of(map.free))) end
+  return object({ "ids", ids }, { "index", index }, { "free", map.free }, { "segments", map.segments }, { "spread", map.spread },
+    { "block", map.block }, { "unknown", map.unknown }, { "aside", map.aside })
+end
+
 --- Sections as JSON.
 function Writer:places()
   local list = {}
@@ -176,7 +191,8 @@ local function operation_json(o, index, weight, dense, bags)
 end
 
 --- Write everything but the name. p: { writer =, operations =, values = (of the lowering, those that are used), inputs =, outputs =,
---- tables = { { name =, weight =, rows =, columns =, dtype =, source = } }, name =, step = }. Returns the path of the finished file, on
+--- tables = { { name =, weight =, rows =, columns =, dtype =, source = } }, maps =
+--- (of collections.lua), name =, step = }. Returns the path of the finished file, on
 --- rank 0.
 function M.write(p)
   local w, renumbered, values = p.writer, {}, {}
@@ -185,6 +201,7 @@ function M.write(p)
     return object({ "name", t.name }, { "dtype", t.dtype }, { "rows", t.rows }, { "columns", t.columns },
       { "section", w:table(t.weight, t.rows, t.columns, t.dtype, t.source) })
   end)
+  local maps = util.map(p.maps, function(map) return w:map(map) end)
   for old, v in util.ordered(p.values) do
     renumbered[old] = #values
     local fields = object({ "columns", v.columns })
@@ -194,7 +211,7 @@ function M.write(p)
   end
   local operations = util.map(p.operations, function(o)
     local bags = o.bags and util.map(o.bags, function(b)
-      return object({ "input", b.input }, { "table", b.index }, { "pooling", b.pooling })
+      return object({ "input", b.input }, { "table", b.index }, { "pooling", b.pooling }, b.map and { "map", b.map } or nil)
     end)
     return operation_json(o, index, o.panels and w:matrix(o.panels), w.dense, bags)
   end)
@@ -204,7 +221,7 @@ function M.write(p)
   for _, part in ipairs {
     { "inputs", p.inputs },
     { "outputs", util.map(p.outputs, function(o) return object({ "name", o.name }, { "value", index(o.value) }) end) },
-    { "tables", tables }, { "values", values }, { "operations", operations }, { "sections", w:places() } } do
+    { "tables", tables }, { "maps", maps }, { "values", values }, { "operations", operations }, { "sections", w:places() } } do
     header[#header + 1] = part
   end
   return w:finish(header)

@@ -14,6 +14,7 @@ local Module = require "perilune.nn.module"
 local record = require "perilune.export.record"
 local Lowering = require "perilune.export.lower"
 local operations = require "perilune.export.operations"
+local collections = require "perilune.export.collections"
 local file = require "perilune.export.file"
 local opened = require "perilune.export.open"
 local compare = require "perilune.export.compare"
@@ -93,34 +94,6 @@ local function default_call(model, batch)
   return model(batch)
 end
 
---- The pooled collections of a model: { module =, path =, outputs = list of { name =, feature =, table =, pooling =, columns =, weighted =
---- } }, by the order of their columns.
-local function collections_of(func, model)
-  local list = {}
-  for _, entry in ipairs(model:named_modules()) do
-    local m = entry.module
-    if type(m.embedding_bag_configs) == "function" then
-      local names, outputs, weighted = m:embedding_names(), {}, m.is_weighted -- of sharded ones, a field
-      if type(weighted) == "function" then weighted = m:is_weighted() end
-      for _, config in ipairs(m:embedding_bag_configs()) do
-        for _, feature in ipairs(config.feature_names) do
-          local name = names[#outputs + 1]
-          if name ~= feature and name ~= feature .. "@" .. config.name then
-            P.fail(("%s: module '%s' orders its outputs in a way that is not known"):format(func, entry.path))
-          end
-          outputs[#outputs + 1] = { name = name, feature = feature, table = config.name, pooling = config.pooling:lower(),
-            columns = config.embedding_dim, rows = config.num_embeddings, weighted = weighted, path = entry.path,
-            module = m }
-        end
-      end
-      list[#list + 1] = { module = m, path = entry.path, outputs = outputs }
-    elseif type(m.embedding_configs) == "function" then
-      P.fail(("%s: module '%s' is a %s, whose rows of ids have no form for inference yet"):format(func, entry.path, m.class_name))
-    end
-  end
-  return list
-end
-
 --- Lower two recordings.
 local function lower(first, second)
   local l = Lowering(first, second, SAMPLES)
@@ -178,68 +151,6 @@ local function needed(l, outputs)
   return kept, values
 end
 
---- How the rows of an output's table are read (file.lua), and their dtype.
-local function weight_of(func, out, state, key)
-  local m = out.module
-  if type(m.table_rows) == "function" then
-    return function(row, n) return m:table_rows(out.table, "weight", row, n) end, m:table_rows(out.table, "weight", 0, 0):dtype()
-  end
-  local weight = state()[key] or P.fail(("%s: the model's state has no '%s'"):format(func, key))
-  return weight, weight:dtype()
-end
-
---- The inputs of the file, and the tables: fills in the numbers that operations and values have for them.
-local function inputs_of(func, a, kept, values, state_dict)
-  local inputs, tables, by_name, by_table, rows = {}, {}, {}, {}, {}
-  local optional = {}
-  for _, name in ipairs(a.optional or {}) do optional[name] = true end
-  local function input(name, key, fields)
-    if by_name[name] and by_name[name].key ~= key then P.fail(("%s: two inputs of the name '%s'"):format(func, name)) end
-    if not by_name[name] then
-      inputs[#inputs + 1] = fields
-      by_name[name] = { index = #inputs - 1, key = key, fields = fields }
-      if optional[name] then fields[#fields + 1] = { "optional", true } end
-      optional[name] = nil
-    end
-    return by_name[name]
-  end
-  for _, v in util.ordered(values) do
-    if v.dense then
-      v.input = input(v.dense, v.dense, file.object({ "name", v.dense }, { "kind", "dense" }, { "columns", v.columns },
-        { "finite", a.finite })).index
-    end
-  end
-  for _, o in ipairs(kept) do
-    for _, b in ipairs(o.bags or {}) do
-      local out = b.out
-      rows[b.feature] = math.min(rows[b.feature] or math.huge, out.rows)
-      local key = ("%s.embedding_bags.%s.weight"):format(out.path, out.table)
-      if out.path == "" then key = key:sub(2) end
-      if not by_table[key] then
-        local weight, own = weight_of(func, out, state_dict, key)
-        local dtype = type(a.tables) == "table" and (a.tables[out.table] or a.tables.default) or a.tables
-        if dtype == nil or dtype == "as they are" or type(dtype) == "table" then dtype = own end
-        if not file.table_dtypes[dtype] then
-          P.fail(("%s: table '%s' as '%s', allowed: f32, f16, bf16, int8, int4, fp8"):format(func, out.table, tostring(dtype)))
-        end
-        tables[#tables + 1] = { name = out.table, weight = weight, rows = out.rows, columns = out.columns, dtype = dtype, source = key,
-          rounded = dtype ~= own and dtype ~= "f32" }
-        by_table[key] = #tables - 1
-      end
-      b.index = by_table[key]
-    end
-  end
-  for _, o in ipairs(kept) do
-    for _, b in ipairs(o.bags or {}) do
-      b.input = input(b.feature, b.kjt, file.object({ "name", b.feature }, { "kind", "ids" }, { "rows", rows[b.feature] },
-        { "unknown", a.unknown }, { "weighted", b.out.weighted }, { "finite", a.finite })).index
-    end
-  end
-  local left = next(optional)
-  if left then P.fail(("%s: optional names '%s', which is no input of the model"):format(func, tostring(left))) end
-  return inputs, tables
-end
-
 -- -- exporting ----------------------------------------------------------------------------------------------------------------------------
 
 local function allowed(func, a, report, tables)
@@ -269,9 +180,9 @@ local function outputs_of(l, trace)
   end)
 end
 
-local function recorded(model, call, a, collections)
+local function recorded(model, call, a, used)
   local traces = {}
-  for i, n in ipairs(SAMPLES) do traces[i] = record(model, call, take(a.batches[1], n), collections) end
+  for i, n in ipairs(SAMPLES) do traces[i] = record(model, call, take(a.batches[1], n), used) end
   local l = lower(traces[1], traces[2])
   local outputs = outputs_of(l, traces[1])
   local kept, values = needed(l, outputs)
@@ -287,14 +198,14 @@ end
 
 local function export(func, model, path, a)
   local call = a.call or default_call
-  local collections = collections_of(func, inner_of(model))
-  local kept, values, outputs, traces = recorded(model, call, a, collections)
-  local inputs, tables = inputs_of(func, a, kept, values, function() return model:state_dict() end)
+  local used = collections.of(func, inner_of(model))
+  local kept, values, outputs, traces = recorded(model, call, a, used)
+  local inputs, tables, maps = collections.inputs(func, a, kept, values, function() return model:state_dict() end)
   local rank = P.state.world and P.state.world:rank() or 0
   local writer = file.Writer(path, rank, a.dense, names_of(inner_of(model)))
   local ok, report = pcall(function()
     local fresh = file.write { writer = writer, operations = kept, values = values, inputs = inputs, outputs = outputs, tables = tables,
-      name = a.name, step = a.step }
+      maps = maps, name = a.name, step = a.step }
     for _, t in ipairs(traces) do t:forget() end
     local function answers(batch)
       local result = util.resolve(P.no_grad(call, model, batch))

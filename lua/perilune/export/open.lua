@@ -81,7 +81,7 @@ function methods:inputs()
     local x = inputs[i]
     list[i + 1] = { name = ffi.string(x.name), kind = x.kind == C.PERI_MODEL_DENSE and "dense" or "ids", columns = tonumber(x.columns),
       rows = tonumber(x.rows), weighted = x.weighted, optional = x.optional, finite = x.finite, missing = tonumber(x.missing),
-      unknown = x.unknown == C.PERI_MODEL_ID_SKIP and "skip" or "refuse" }
+      unknown = x.unknown == C.PERI_MODEL_ID_SKIP and "skip" or "refuse", mapped = x.mapped }
   end
   return list
 end
@@ -158,6 +158,7 @@ end
 function methods:predict(batch)
   signature.value("predict", "the batch", batch, "table")
   local inputs, outputs, fields, samples, kept = self:inputs(), self:outputs(), fields_of(batch), nil, {}
+  local longest = 1 -- list of ids
   local values = ffi.new("peri_model_values[?]", math.max(#inputs, 1))
   for i, input in ipairs(inputs) do
     local field, v = fields[input.name], values[i - 1]
@@ -171,6 +172,7 @@ function methods:predict(batch)
       end
       local ids, offsets, weights = key_of(field.parts, field.key)
       samples = check_count(samples, field.parts.stride, input.name)
+      for k = 1, field.parts.stride do longest = math.max(longest, tonumber(offsets[k] - offsets[k - 1])) end
       kept[#kept + 1] = { ids, offsets, weights }
       v.ids, v.offsets, v.weights = ids, offsets, weights
     end
@@ -184,7 +186,7 @@ function methods:predict(batch)
     check(C.peri_tensor_data(t.ptr, data))
     results[i - 1] = ffi.cast("float *", data[0])
   end
-  check(C.peri_model_context_new(ptr(self), math.max(samples, 1), 2 ^ 40, context_out))
+  check(C.peri_model_context_new(ptr(self), math.max(samples, 1), longest, context_out))
   local context = wrap_context(context_out[0])
   local status = C.peri_model_predict(context.ptr, samples, values, results)
   context:release()

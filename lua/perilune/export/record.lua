@@ -186,13 +186,16 @@ local function hook_collections(trace, collections)
     rawset(c.module, "forward", function(self, features)
       local line, watch = where(), signature.watch.call
       signature.watch.call = false
-      local results = { pcall(function() return util.resolve(original(self, features)) end) }
+      local results = { pcall(function()
+        local rows, remapped = original(self, features)
+        return util.resolve(rows), remapped
+      end) }
       signature.watch.call = watch
       if not results[1] then error(results[2], 0) end
       local entry = { func = "lookup", collection = c, args = { trace:describe(features, "lookup", line) }, where = line, n = 1 }
       entry.results = { trace:note(results[2]) }
       trace.entries[#trace.entries + 1] = entry
-      return results[2]
+      return results[2], results[3]
     end)
   end
   return function()

@@ -169,6 +169,9 @@ function Sharded:evict()
   return evicted
 end
 
+--- The module that describes a table's map.
+function Sharded:_module_of(name) return self._tables[name].module end
+
 --- Features in the order of results.
 function Sharded:feature_names() return self._features end
 function Sharded:embedding_configs() return self._configs end

@@ -71,7 +71,8 @@ enum {
 /** What becomes of an id that the model has no row for. */
 enum {
     PERI_MODEL_ID_REFUSE = 0, /* an error that names the feature, the sample and the id */
-    PERI_MODEL_ID_SKIP = 1    /* its row counts as zeros; with mean pooling it counts in the number of ids */
+    PERI_MODEL_ID_SKIP = 1    /* its row counts as zeros; with mean pooling it counts in the number of ids. With a map: what the map says
+                                 of ids that have no row: one that they share, another id's, or zeros */
 };
 
 /** One input. Texts are borrowed from the model. */
@@ -143,7 +144,7 @@ typedef struct peri_model_values {
  *  and computes nothing. After PERI_OK the same values, also between those of others in a larger batch, are not refused by predict. A
  *  server so finds out which request is wrong before it joins them. PERI_EINVAL: missing or malformed; PERI_ERANGE: an id without a row, a
  *  number that is not finite. The message names the input, the sample (from 0), and what is allowed. @skipped (or NULL): += ids without a
- *  row that PERI_MODEL_ID_SKIP lets pass. No allocation, no lock. */
+ *  row that PERI_MODEL_ID_SKIP lets pass, and raw ids without a row of their own. No allocation, no lock. */
 PERI_API peri_status peri_model_check(const peri_model *model, int64_t batch, const peri_model_values *inputs, int64_t *skipped);
 
 /** The memory of one thread's calls. */
@@ -234,6 +235,9 @@ PERI_API peri_status peri_model_writer_matrix(peri_model_writer *writer, const f
                                               int32_t dtype);
 /** The same as PERI_F32. */
 PERI_API peri_status peri_model_writer_panels(peri_model_writer *writer, const float *weight, int64_t columns, int64_t inner);
+/** Append the index of a map of raw ids, as docs/model_file.md draws it: @ids[rows] (1 to 2^32 - 2 rows) has the id of each row, and @free
+ *  where a row has none. */
+PERI_API peri_status peri_model_writer_index(peri_model_writer *writer, const int64_t *ids, int64_t rows, int64_t free);
 /** Where section @section lies; it is ended if it was the last. */
 PERI_API peri_status peri_model_writer_section(peri_model_writer *writer, int32_t section, peri_model_writer_place *out);
 /** Write the header, and what the file begins with, and wait until all of it is on disk. The file at peri_model_writer_path can be opened

@@ -1,0 +1,207 @@
+-- export/collections.lua: the modules of tables that a model has, and what a model file needs of them: inputs, tables, maps of raw ids.
+--
+--   local used = collections.of("export", model)                  -- what the recording watches (record.lua)
+--   local inputs, tables, maps = collections.inputs("export", arguments, operations, values, state_dict)
+local ffi = require "ffi"
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local Tensor = require "perilune.tensor"
+local file = require "perilune.export.file"
+
+local M = {}
+
+-- -- which there are ----------------------------------------------------------------------------------------------------------------------
+
+local function joined(path, name) return path == "" and name or path .. "." .. name end
+
+--- The collection that has the tables of a module that stands before one, its path, and how its parameters are called; of a collection by
+--- itself, that.
+local function tables_of(m, path)
+  local prefix = m.parameter_prefix or "embedding_bags"
+  if rawget(m, "_embedding_module") then
+    local inner = m._embedding_module
+    return inner, joined(path, "_embedding_module"), inner.parameter_prefix
+  end
+  return m, path, prefix
+end
+
+--- The map of a table's raw ids: { key =, module =, states = the path of its states }; nil: ids are rows.
+local function map_of(func, m, path, name)
+  local mcc = rawget(m, "_managed_collision_collection")
+  if not mcc then return nil end
+  local module = mcc:_module_of(name)
+  if module.input_hash_func then
+    P.fail(("%s: module '%s': table '%s' has an input_hash_func, a function of Lua, of which a model file knows nothing; allowed: none, "
+      .. "with ids that are hashed before they are asked about"):format(func, path, name))
+  end
+  local states = joined(path, "_managed_collision_collection._managed_collision_modules." .. name)
+  return { key = states, module = module, states = states }
+end
+
+local function is_true(m, field) -- of sharded collections a field, else a method
+  local x = m[field]
+  return type(x) == "function" and m[field](m) or x == true
+end
+
+local function outputs_of(func, m, path, configs, pooled)
+  local inner, inner_path, prefix = tables_of(m, path)
+  local names, outputs, weighted = pooled and inner:embedding_names(), {}, is_true(inner, "is_weighted")
+  for _, config in ipairs(configs) do
+    for _, feature in ipairs(config.feature_names) do
+      local name = names and names[#outputs + 1] or feature
+      if name ~= feature and name ~= feature .. "@" .. config.name then
+        P.fail(("%s: module '%s' orders its outputs in a way that is not known"):format(func, path))
+      end
+      outputs[#outputs + 1] = { name = name, feature = feature, table = config.name, pooling = pooled and config.pooling:lower(),
+        columns = config.embedding_dim, rows = config.num_embeddings, weighted = weighted, module = inner,
+        key = joined(inner_path, ("%s.%s.weight"):format(prefix, config.name)), map = map_of(func, m, path, config.name) }
+    end
+  end
+  return outputs
+end
+
+--- The collections of a model, by the order of their columns: { module =, path =, outputs = list of { name =, feature =, table =,
+--- pooling =, columns =, rows =, weighted =, module = that has the table, key = of the table in the state, map = } }. What is inside of
+--- one is left out.
+function M.of(func, model)
+  local list, within = {}, nil
+  for _, entry in ipairs(model:named_modules()) do
+    local m, path = entry.module, entry.path
+    local inside = within and (within == "" or path:sub(1, #within + 1) == within .. ".")
+    local embedding = rawget(m, "_embedding_module") or m
+    local pooled, rows = embedding.embedding_bag_configs, embedding.embedding_configs
+    if not inside and type(pooled) == "function" then
+      if rawget(m, "_feature_processors") then
+        P.fail(("%s: module '%s' is a %s, whose processors have no form for inference yet"):format(func, path, m.class_name))
+      end
+      list[#list + 1] = { module = m, path = path, outputs = outputs_of(func, m, path, embedding:embedding_bag_configs(), true) }
+      within = path
+    elseif not inside and type(rows) == "function" and type(m.forward) == "function" and not rawget(m, "_managed_collision_modules") then
+      P.fail(("%s: module '%s' is a %s, whose rows of ids have no form for inference yet"):format(func, path, m.class_name))
+    end
+  end
+  return list
+end
+
+-- -- what the file has of them ------------------------------------------------------------------------------------------------------------
+
+--- How the rows of an output's table are read (file.lua), and their dtype.
+local function weight_of(func, out, state)
+  local m = out.module
+  if type(m.table_rows) == "function" then
+    return function(row, n) return m:table_rows(out.table, "weight", row, n) end, m:table_rows(out.table, "weight", 0, 0):dtype()
+  end
+  local weight = state()[out.key] or P.fail(("%s: the model's state has no '%s'"):format(func, out.key))
+  return weight, weight:dtype()
+end
+
+local MCH_FREE, HASH_FREE = "7fffffffffffffff", "ffffffffffffffff"
+local spreads = { range = function(module) return (module.input_hash_size - 1) / module:buckets() + 1 end }
+
+--- All of a state of a map, i64. Collective where it is spread over ranks.
+local function whole_state(state, name)
+  local t = state()[name]
+  if not t then return nil end
+  return (Tensor.is(t) and t or t:gather()):to("i64", "cpu"):reshape(-1):contiguous()
+end
+
+--- A map as file.lua writes it: { ids = tensor by row, free =, source =, segments =, spread =, block =, unknown =, aside = }.
+local function read_map(map, state)
+  local module, mch = map.module, true
+  local source = map.states .. "._mch_sorted_raw_ids"
+  local ids, rows = whole_state(state, source), whole_state(state, map.states .. "._mch_remapped_ids_mapping")
+  if not ids then
+    mch, source = false, map.states .. "._hash_zch_identities"
+    ids = whole_state(state, source)
+  else
+    local sorted, n, at = ids:read(), ids:numel(), rows:read()
+    local by_row, offset = ffi.new("int64_t[?]", n), module.output_global_offset
+    for i = 0, n - 1 do by_row[at[i] - offset] = sorted[i] end
+    ids = Tensor.from_memory(by_row, { n }, "i64", "cpu")
+  end
+  local unknown = module.on_miss
+  if unknown == "default" then unknown = mch and "row" or "hash" end
+  local block = spreads[module.spread] and spreads[module.spread](module) or 0
+  return { ids = ids, free = mch and MCH_FREE or HASH_FREE, source = source, unknown = unknown, spread = module.spread,
+    block = tonumber(block) - tonumber(block) % 1, aside = mch or unknown == "row",
+    segments = util.map(module:output_segments(), function(row) return row - module.output_global_offset end) }
+end
+
+--- The dtype of an output's table in the file, and whether its numbers are rounded for it.
+local function dtype_of(func, out, wanted, own)
+  local dtype = type(wanted) == "table" and (wanted[out.table] or wanted.default) or wanted
+  if dtype == nil or dtype == "as they are" or type(dtype) == "table" then dtype = own end
+  if not file.table_dtypes[dtype] then
+    P.fail(("%s: table '%s' as '%s', allowed: f32, f16, bf16, int8, int4, fp8"):format(func, out.table, tostring(dtype)))
+  end
+  return dtype, dtype ~= own and dtype ~= "f32"
+end
+
+--- Inputs as they are found, each once by its name.
+local Inputs = util.class "ExportInputs"
+
+function Inputs:init(func, optional)
+  self.func, self.list, self.by_name, self.optional = func, {}, {}, {}
+  for _, name in ipairs(optional or {}) do self.optional[name] = true end
+end
+
+--- The number of the input `name`; key: what it is part of, so that two of one name are found.
+function Inputs:number(name, key, fields)
+  local known = self.by_name[name]
+  if known and known.key ~= key then P.fail(("%s: two inputs of the name '%s'"):format(self.func, name)) end
+  if not known then
+    known = { index = #self.list, key = key }
+    self.list[#self.list + 1], self.by_name[name] = fields, known
+    if self.optional[name] then fields[#fields + 1] = { "optional", true } end
+    self.optional[name] = nil
+  end
+  return known.index
+end
+
+--- Number of `key` in a list that knows its entries by keys; new ones are made by make().
+local function number_of(list, key, make)
+  if not list[key] then
+    list[#list + 1] = make()
+    list[key] = #list - 1
+  end
+  return list[key]
+end
+
+--- The inputs, the tables and the maps of the file: fills in the numbers that operations and values have for them.
+function M.inputs(func, a, kept, values, state)
+  local inputs, tables, maps, rows, raw = Inputs(func, a.optional), {}, {}, {}, {}
+  for _, v in util.ordered(values) do
+    if v.dense then
+      v.input = inputs:number(v.dense, v.dense, file.object({ "name", v.dense }, { "kind", "dense" }, { "columns", v.columns },
+        { "finite", a.finite }))
+    end
+  end
+  local bags = {}
+  for _, o in ipairs(kept) do
+    for _, b in ipairs(o.bags or {}) do bags[#bags + 1] = b end
+  end
+  for _, b in ipairs(bags) do
+    local out = b.out
+    rows[b.feature] = math.min(rows[b.feature] or math.huge, out.rows)
+    if raw[b.feature] ~= nil and raw[b.feature] ~= (out.map ~= nil) then
+      P.fail(("%s: the ids of feature '%s' are rows of one table, and raw for another"):format(func, b.feature))
+    end
+    raw[b.feature] = out.map ~= nil
+    b.index = number_of(tables, out.key, function()
+      local weight, own = weight_of(func, out, state)
+      local dtype, rounded = dtype_of(func, out, a.tables, own)
+      return { name = out.table, weight = weight, rows = out.rows, columns = out.columns, dtype = dtype, source = out.key,
+        rounded = rounded }
+    end)
+    b.map = out.map and number_of(maps, out.map.key, function() return read_map(out.map, state) end)
+  end
+  for _, b in ipairs(bags) do
+    b.input = inputs:number(b.feature, b.kjt, file.object({ "name", b.feature }, { "kind", "ids" }, { "rows", rows[b.feature] },
+      { "unknown", a.unknown }, { "weighted", b.out.weighted }, { "finite", a.finite }))
+  end
+  local left = next(inputs.optional)
+  if left then P.fail(("%s: optional names '%s', which is no input of the model"):format(func, tostring(left))) end
+  return inputs.list, tables, maps
+end
+
+return M
