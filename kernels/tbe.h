@@ -28,6 +28,9 @@
 
 #include "list.h"
 
+/** X(..., width) for each number of columns that lookups and updates know when they are compiled; those of other widths are slower. */
+#define PERI_TBE_WIDTHS(X, ...) X(__VA_ARGS__, 32) X(__VA_ARGS__, 64) X(__VA_ARGS__, 128) X(__VA_ARGS__, 256)
+
 /* -- the list -------------------------------------------------------------------------------------------------------------------- */
 
 /** Pooling (PERI_POOLING_*) NONE: every id is a bag of its own; the result of id i (its place in ids) of a block lies at out_offset +

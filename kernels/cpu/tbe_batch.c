@@ -215,15 +215,13 @@ TBE_INLINE int64_t tbe_update_batches(tbe_updater *u, const peri_k_tbe_table *t,
     {                                                                                                                                      \
         return tbe_update_batches(u, t, e, last, kind, dtype, cols);                                                                       \
     }
-#define TBE_WIDTHS(X, name, kind, dtype)                                                                                                   \
-    X(name, kind, dtype, 32) X(name, kind, dtype, 64) X(name, kind, dtype, 128) X(name, kind, dtype, 256)
 #define TBE_BOTH(X, MORE, name, dtype)                                                                                                     \
     MORE(X, sgd_##name, PERI_TBE_SGD, dtype) MORE(X, adagrad_##name, PERI_TBE_ROWWISE_ADAGRAD, dtype)
 /* Narrow rows of f32 only: stochastic bits belong to 32 columns at once. */
 #define TBE_NARROW(X, name, kind, dtype) X(name, kind, dtype, 8) X(name, kind, dtype, 16)
-#define TBE_ALL_f32(X) TBE_BOTH(X, TBE_NARROW, f32, PERI_F32) TBE_BOTH(X, TBE_WIDTHS, f32, PERI_F32)
-#define TBE_ALL_f16(X) TBE_BOTH(X, TBE_WIDTHS, f16, PERI_F16)
-#define TBE_ALL_bf16(X) TBE_BOTH(X, TBE_WIDTHS, bf16, PERI_BF16)
+#define TBE_ALL_f32(X) TBE_BOTH(X, TBE_NARROW, f32, PERI_F32) TBE_BOTH(X, PERI_TBE_WIDTHS, f32, PERI_F32)
+#define TBE_ALL_f16(X) TBE_BOTH(X, PERI_TBE_WIDTHS, f16, PERI_F16)
+#define TBE_ALL_bf16(X) TBE_BOTH(X, PERI_TBE_WIDTHS, bf16, PERI_BF16)
 K_CAT(TBE_ALL_, K_PIECE, )(TBE_BATCHES)
 
 tbe_batches *K_SHARED(K_CAT(tbe_batches_, K_PIECE, ))(int32_t kind, int64_t cols)

@@ -205,11 +205,13 @@ TBE_INLINE void tbe_forward_walk(tbe_walk *w, tbe_place at, tbe_place stop, cons
         tbe_walk_enter(w, at.k, format);
         const bool rows = w->t->pooling == PERI_POOLING_NONE;
         const int64_t cols = w->t->cols;
-        if (cols == 32) tbe_forward_bags(w, &h, &source, at.j, past, format, 2, rows);
-        else if (cols == 64) tbe_forward_bags(w, &h, &source, at.j, past, format, 4, rows);
-        else if (cols == 128) tbe_forward_bags(w, &h, &source, at.j, past, format, 8, rows);
-        else if (cols == 256) tbe_forward_bags(w, &h, &source, at.j, past, format, 16, rows);
-        else tbe_forward_bags(w, &h, &source, at.j, past, format, 0, rows);
+#define TBE_BAGS_OF(format, width) \
+    case width: tbe_forward_bags(w, &h, &source, at.j, past, format, (width) / 16, rows); break;
+        switch (cols) {
+            PERI_TBE_WIDTHS(TBE_BAGS_OF, format)
+        default: tbe_forward_bags(w, &h, &source, at.j, past, format, 0, rows);
+        }
+#undef TBE_BAGS_OF
     }
 }
 

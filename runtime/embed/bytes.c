@@ -42,6 +42,13 @@ static peri_status bytes_of(const peri_tbe_config *c, bool apart, peri_tbe_bytes
     return PERI_OK;
 }
 
+bool peri_tbe_width_is_common(int64_t cols)
+{
+#define COMMON(unused, width) || cols == (width)
+    return false PERI_TBE_WIDTHS(COMMON, 0);
+#undef COMMON
+}
+
 peri_status peri_tbe_bytes_of(const peri_tbe_config *given, bool apart, peri_tbe_bytes *out)
 {
     peri_tbe_config c;

@@ -21,7 +21,8 @@ typedef struct peri__sharding_type {
     const char *name;  /* TorchRec's: "table_wise" */
     bool cuts_rows;    /* rows of one column may lie on several ranks: the pooled rows of their parts are added up at home */
     bool cuts_columns; /* a row may lie on several ranks */
-    bool in_node;      /* all ranks of a node have a shard of each block of columns that lies there, and add the parts up among them */
+    bool in_node;      /* the table, or each block of columns if rows and columns are cut, lies on one node. If its rows are cut, all
+                        * ranks of the node have a shard of it, and add the parts up among them */
     bool replica;      /* every rank has the whole table: no ids travel, and gradients are reduced (exact sums: they travel to all) */
     /* The shards of the table in order of offsets. Ranks were checked to be in range. */
     peri_status (*shards)(const peri_sharding *s, peri__cut *cut);

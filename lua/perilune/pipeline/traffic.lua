@@ -1,18 +1,17 @@
 -- traffic.lua: what a plan makes ranks do in a step: milliseconds of lookups and updates, and of the links, by the exchanges of ids, of
 -- rows, of their gradients, and of what is replicated, within hosts and between them.
 --
--- Bytes are those of plan/step.lua: each rank sends its ids and lengths to those that have the rows, and gets what they make of them; sums
--- of table_row_wise and grid_shard within hosts, then one of them to every sample of other hosts. Gradients go the same ways back.
--- Replicas, and the dense part, are reduced within hosts, then between them.
+-- Bytes are those of plan/counts.lua: each rank sends its ids and lengths to those that have the rows, and gets what they make of them.
+-- Where rows are cut within hosts, the ranks of a host add their parts up, and one sum goes to every sample of other hosts. Gradients go
+-- the same ways back. Replicas, and the dense part, are reduced.
 local ffi = require "ffi"
 local util = require "perilune.util"
 local partitioners = require "perilune.plan.partitioners"
-local step = require "perilune.plan.step"
+local counts = require "perilune.plan.counts"
+local sharding_types = require "perilune.plan.sharding_types"
 local links = require "perilune.plan.links"
 
 local M = {}
-
-local GRADIENT_BYTES = 4 -- of replicated parameters
 
 --- The milliseconds that an exchange takes each rank on its two links, the slower direction of each. near, far: bytes by rank from 1 on
 --- that it exchanges one way with the others of its host and with all other ranks, as much with each. The link between hosts is all ranks'
@@ -37,11 +36,10 @@ local function links_of(near, far, topology)
     latency = W > L and topology.inter_host_latency or W > 1 and topology.intra_host_latency or 0 }
 end
 
---- Links of a reduction of `bytes` on all ranks: within each host, then between hosts by as many ranks as one has, then back.
+--- Links of a reduction of `bytes` on all ranks.
 local function reduction(bytes, topology)
-  local W, L = topology.world_size, math.min(topology.local_world_size, topology.world_size)
-  local hosts, near, far = math.ceil(W / L), {}, {}
-  for r = 1, W do near[r], far[r] = 2 * bytes * (L - 1) / L, 2 * bytes / L * (hosts - 1) / hosts end
+  local near, far = {}, {}
+  for r = 1, topology.world_size do near[r], far[r] = counts.reduction(bytes, topology) end
   return links_of(near, far, topology)
 end
 
@@ -54,12 +52,16 @@ function M.of(planner, dense_bytes)
     local sums = partitioners.by_rank(best.proposal, best.placement, W, function(run) return run.perf[part] end)
     out[name] = ffi.new("double[?]", W, sums)
   end
-  local list, placement, replicated = {}, {}, dense_bytes
-  for i, option in ipairs(best.proposal) do
-    if option.sharding_type == "data_parallel" then replicated = replicated + option.rows * option.dim * GRADIENT_BYTES
-    else list[#list + 1], placement[#list + 1] = option, best.placement[i] end
+  local function counted(replicas) -- of the replicas, or of all else
+    local list, placement = {}, {}
+    for i, option in ipairs(best.proposal) do
+      if sharding_types.of[option.sharding_type].replica == replicas then
+        list[#list + 1], placement[#list + 1] = option, best.placement[i]
+      end
+    end
+    return counts.by_rank(list, placement, topology)
   end
-  local ranks = step.by_rank(list, placement, topology)
+  local ranks, replicated = counted(false), dense_bytes + counted(true)[1].replica_byte
   local function exchange(near, far)
     return links_of(util.map(ranks, function(c) return c[near] end), util.map(ranks, function(c) return c[far] end), topology)
   end

@@ -1,4 +1,4 @@
--- plan/amounts.lua: how much of each unit (topology.lua) a step has, of counts of its ranks (step.lua): what the slowest rank has, what
+-- plan/amounts.lua: how much of each unit (topology.lua) a step has, of counts of its ranks (counts.lua): what the slowest rank has, what
 -- caches have not, what is on links.
 local util = require "perilune.util"
 
@@ -7,8 +7,7 @@ local M = {}
 local COPIES = 3  -- of the rows that a rank returns: as looked up, as they arrive, as they leave for the model; of a replica: weights, its
                   -- gradient, what arrives of it
 
---- Kinds of exchanges by which rows come home, or gradients of replicas are summed.
-M.ways = { "whole_rows", "rank_sums", "host_sums", "replica_sums" }
+local ways = require("perilune.plan.sharding_types").ways
 
 --- Units that are sums over the shards of a rank, as they are counted.
 M.counted = { "table", "id", "id_byte", "row", "shared_row", "shared_id", "odd_id", "odd_row", "cut_id", "cut_bag", "bag", "bag_byte",
@@ -87,7 +86,7 @@ end
 local function far_ms(ranks, topology)
   local L, longest, apart, all, of_sums = topology.local_world_size, 0, 0, {}, 0
   if #ranks <= L then return 0, 0 end
-  for _, way in ipairs(M.ways) do
+  for _, way in ipairs(ways) do
     local most, field = 0, "far_" .. way
     for first = 1, #ranks, L do
       local bytes = 0
@@ -111,7 +110,7 @@ function M.of(ranks, topology)
     return sum / #ranks * shared
   end
   local amounts = { step = 1, home_id = at_home "id", home_bag = at_home "home_bag", home_bag_byte = at_home "home_bag_byte", way = 0 }
-  for _, way in ipairs(M.ways) do amounts.way = amounts.way + (#ranks > 1 and at_home(way) > 0 and 1 or 0) end
+  for _, way in ipairs(ways) do amounts.way = amounts.way + (#ranks > 1 and at_home(way) > 0 and 1 or 0) end
   local own, back = {}, util.index_of(updates)
   local function of_ranks(unit, f)
     local list = { unit = unit, back = back[unit] ~= nil }

@@ -5,6 +5,7 @@
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
+local sharding_types = require "perilune.plan.sharding_types"
 local signature = require "perilune.signature"
 local describe = require "perilune.plan.describe"
 local topologies = require "perilune.plan.topology"
@@ -32,8 +33,10 @@ local function cuts_columns(params)
   return true
 end
 
-local exact = { "table_wise", "column_wise", "table_column_wise" }
-local all = { "table_wise", "column_wise", "table_column_wise", "row_wise", "table_row_wise", "data_parallel" }
+--- Types that keep the numbers of an unsharded collection, bit for bit; and all that planners offer.
+local exact = sharding_types.names(function(t) return not (t.replica or t.cuts_rows) end)
+local all = sharding_types.names(function(t) return not (t.replica or t.asked_for) end)
+for _, name in ipairs(sharding_types.names(function(t) return t.replica end)) do all[#all + 1] = name end
 
 --- What planners may do with a collection: of `types` those that its sharder offers. Kernels are the collection's own.
 local function sharder_of(c, types, device, plain)
@@ -41,7 +44,7 @@ local function sharder_of(c, types, device, plain)
   local offered = util.index_of(signature.value(c.sharder.class_name, "what sharding_types returns", names, "strings"))
   local list = {}
   for _, name in ipairs(types) do
-    local columns = name == "column_wise" or name == "table_column_wise"
+    local columns = sharding_types.of[name].cuts_columns
     if offered[name] and (plain or not columns or cuts_columns(rawget(c.module, "fused_params"))) then list[#list + 1] = name end
   end
   return { sharding_types = function() return list end, compute_kernels = function() return { "fused" } end }

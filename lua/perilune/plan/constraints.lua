@@ -4,6 +4,7 @@ local util = require "perilune.util"
 local topologies = require "perilune.plan.topology"
 local embed = require "perilune.embed.config"
 local signature = require "perilune.signature"
+local sharding_types = require "perilune.plan.sharding_types"
 local types = require "perilune.plan.types"
 
 local M = {}
@@ -54,7 +55,7 @@ end
 function ParameterConstraints:init(args)
   local f = "ParameterConstraints"
   for name, value in util.ordered(util.named(f, args, arguments)) do self[name] = value end
-  check_names("sharding_types", self.sharding_types, util.keys(types.type_codes))
+  check_names("sharding_types", self.sharding_types, util.keys(sharding_types.of))
   check_names("compute_kernels", self.compute_kernels, types.kernels)
   if self.min_partition then util.integer(f, "min_partition", self.min_partition, 1) end
   for _, name in ipairs { "pooling_factors", "num_poolings", "batch_sizes" } do

@@ -12,15 +12,16 @@ local storage = require "perilune.plan.storage"
 local perf = require "perilune.plan.perf"
 local topologies = require "perilune.plan.topology"
 local costs = require "perilune.plan.objectives"
+local sharding_types = require "perilune.plan.sharding_types"
 local kinds = require "perilune.plan.kinds"
 local signature = require "perilune.signature"
 
 local M = {}
 
 --- What TorchRec's sharders offer, in its order.
-local pooled = { "data_parallel", "table_wise", "column_wise", "table_column_wise" }
-local pooled_on_device = { "data_parallel", "table_wise", "column_wise", "table_column_wise", "row_wise", "table_row_wise", "grid_shard" }
-local sequence = { "data_parallel", "table_wise", "column_wise", "row_wise" }
+local pooled = sharding_types.names(function(t) return not t.cuts_rows end)
+local pooled_on_device = sharding_types.names()
+local sequence = sharding_types.names(function(t) return not t.in_node end)
 local by_kind = {
   EmbeddingBagCollection = function(device) return device == "cpu" and pooled or pooled_on_device end,
   EmbeddingCollection = function() return sequence end,
@@ -34,7 +35,7 @@ function M.torchrec_sharder:sharding_types(device, kind) -- luacheck: ignore 212
   return by_kind[kind](device)
 end
 function M.torchrec_sharder:compute_kernels(sharding_type, device) -- luacheck: ignore 212
-  if sharding_type == "data_parallel" then return { "dense" } end
+  if sharding_types.of[sharding_type].replica then return { "dense" } end
   return device == "cuda" and { "fused", "fused_uvm", "fused_uvm_caching" } or { "fused" }
 end
 
@@ -45,7 +46,7 @@ function M.perilune_sharder:sharding_types(_, kind) -- luacheck: ignore 212
   return kind == "EmbeddingCollection" and sequence or pooled_on_device
 end
 function M.perilune_sharder:compute_kernels(sharding_type, device) -- luacheck: ignore 212
-  if sharding_type == "data_parallel" or device ~= "cuda" then return { "fused" } end
+  if sharding_types.of[sharding_type].replica or device ~= "cuda" then return { "fused" } end
   return { "fused", "fused_uvm", "fused_uvm_caching" }
 end
 
@@ -59,13 +60,12 @@ local function allowed(offered, list)
   return out
 end
 
-local row_types = util.index_of { "row_wise", "table_row_wise", "grid_shard" }
-
 --- The types of a table: some only where the user asks for them.
 local function types_of(constraint, offered, kind)
   local out = {}
   for _, name in ipairs(allowed(offered, constraint.sharding_types)) do
-    local guarded = name == "grid_shard" or kind == "FeatureProcessedEmbeddingBagCollection" and row_types[name]
+    local t = sharding_types.of[name]
+    local guarded = t and (t.asked_for or kind == "FeatureProcessedEmbeddingBagCollection" and t.cuts_rows)
     if constraint.sharding_types or not guarded then out[#out + 1] = name end
   end
   return out

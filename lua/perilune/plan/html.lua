@@ -4,6 +4,7 @@ local util = require "perilune.util"
 local draw = require "perilune.plan.draw"
 local planners = require "perilune.plan.planner"
 local reasons = require "perilune.plan.reasons"
+local sharding_types = require "perilune.plan.sharding_types"
 local report = require "perilune.plan.report"
 
 local M = {}
@@ -11,8 +12,7 @@ local escape = draw.escape
 
 local style = [[
 :root { color-scheme: light dark; --ground: #fbfaf8; --card: #fff; --ink: #1c2128; --soft: #5d6673; --line: #dfe2e6; --track: #e6e9ed;
-  --table_wise: #3b6ea5; --column_wise: #1f7a70; --row_wise: #a85600; --table_row_wise: #a83a2e; --table_column_wise: #4d7a1f;
-  --grid_shard: #7a4fb0; --data_parallel: #9c3a78; --rest: #8f98a5; --used: #55708d; --tight: #b3362b;
+  TYPES --rest: #8f98a5; --used: #55708d; --tight: #b3362b;
   --fwd_compute: #6d9fd8; --fwd_comms: #e3ac58; --bwd_comms: #b8741c; --bwd_compute: #33649c; --prefetch_compute: #8a63b8; }
 @media (prefers-color-scheme: dark) { :root { --ground: #14171c; --card: #1c2027; --ink: #e6e9ee; --soft: #9aa5b3; --line: #323943;
   --track: #2b313a; --rest: #59626f; --used: #8fa9c4; --tight: #e8695d; } }
@@ -98,9 +98,18 @@ find.addEventListener("input", function () {
 });
 ]]
 
+local palette = { "#3b6ea5", "#a85600", "#1f7a70", "#a83a2e", "#4d7a1f", "#7a4fb0", "#9c3a78" } -- of sharding types, by their codes
+
+local function style_of_types()
+  return table.concat(util.map(sharding_types.list, function(t)
+    return ("--%s: %s;"):format(t.name, palette[t.code % #palette + 1])
+  end), " ")
+end
+
 local function colours()
   local lines = {}
-  local names = { "table_wise", "column_wise", "row_wise", "table_row_wise", "table_column_wise", "grid_shard", "data_parallel", "rest" }
+  local names = sharding_types.names()
+  names[#names + 1] = "rest"
   for _, part in ipairs(draw.parts) do names[#names + 1] = part[1] end
   for _, name in ipairs(names) do lines[#lines + 1] = (".%s { fill: var(--%s); background: var(--%s); }"):format(name, name, name) end
   return table.concat(lines, "\n")
@@ -175,7 +184,8 @@ function M.page(planner, args)
   return table.concat({ "<!doctype html>", '<html lang="en"><head><meta charset="utf-8">',
     '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; style-src \'unsafe-inline\'; script-src \'unsafe-inline\'">',
     '<meta name="viewport" content="width=device-width, initial-scale=1">', ("<title>%s</title>"):format(escape(a.title)),
-    "<style>" .. style:gsub("COLOURS", colours) .. "</style></head><body><main>", ("<h1>%s</h1>"):format(escape(a.title)),
+    "<style>" .. style:gsub("TYPES", style_of_types):gsub("COLOURS", colours) .. "</style></head><body><main>",
+    ("<h1>%s</h1>"):format(escape(a.title)),
     ("<p>%s; %d samples a rank. Times are estimates.</p>"):format(escape(tostring(planner.topology):gsub("^Topology: ", "")),
       planner.batch_size), facts_of(planner, f),
     '<h2>Ranks</h2><div class="card">' .. draw.svg(f, planner.topology.local_world_size) .. legend(types) .. legend(draw.parts) .. "</div>",

@@ -4,16 +4,17 @@ local errors = require "perilune.errors"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local types = require "perilune.plan.types"
+local sharding_types = require "perilune.plan.sharding_types"
 local ShardingEnv = require "perilune.plan.env"
 local json = require "perilune.plan.json"
 local signature = require "perilune.signature"
 
 local M = { ShardingEnv = ShardingEnv }
 for _, name in ipairs { "ShardingType", "EmbeddingComputeKernel", "CacheParams", "CacheAlgorithm",
-  "ParameterSharding", "EmbeddingModuleShardingPlan", "ShardingPlan",
-  "table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise", "grid_shard", "data_parallel" } do
+  "ParameterSharding", "EmbeddingModuleShardingPlan", "ShardingPlan" } do
   M[name] = types[name]
 end
+for _, t in ipairs(sharding_types.list) do M[t.name] = types[t.name] end -- plan.row_wise, ...
 for _, name in ipairs { "to_json", "from_json", "save_json", "load_json", "to_text", "from_text", "save", "load_text" } do
   M[name] = json[name]
 end

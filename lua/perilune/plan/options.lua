@@ -6,12 +6,13 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local signature = require "perilune.signature"
 require "perilune.plan.topology"
+local sharding_types = require "perilune.plan.sharding_types"
 local constraints_of = require "perilune.plan.constraints"
 local data_bytes = constraints_of.data_bytes
 
 local M = {}
 
-signature.kind("sharding_type", "the name of a sharding type", function(x) return type(x) == "string" and M.partition_by[x] ~= nil end)
+signature.kind("sharding_type", "the name of a sharding type", function(x) return type(x) == "string" and sharding_types.of[x] ~= nil end)
 signature.object("storage", "bytes of a shard: { hbm =, ddr =, ssd = }", { hbm = "number", ddr = "number", ssd = "number" })
 local parts = { fwd_compute = "number", bwd_compute = "number", fwd_comms = "number", bwd_comms = "number", prefetch_compute = "number" }
 signature.object("parts", "the parts of a shard's time", parts)
@@ -20,13 +21,6 @@ times.total = "number"
 signature.object("times", "times of a shard, as an estimator makes them", times)
 signature.object("run", "a run of shards", { n = "count", rows = "count", cols = "count", row_offset = "count", col_offset = "count",
   storage = "storage?", perf = "times?" })
-
---- What a sharding type asks of placement: "uniform": shard k on rank k; "device": each shard on any rank; "host": all on one
---- group of topology.intra_group_size ranks; "multi_host": a block of columns a group.
-M.partition_by = {
-  data_parallel = "uniform", row_wise = "uniform", table_wise = "device", column_wise = "device",
-  table_row_wise = "host", table_column_wise = "host", grid_shard = "multi_host",
-}
 
 local MIN_COLUMNS = 128 -- of a block of columns, unless a constraint says another number
 
@@ -62,38 +56,20 @@ local function cut_rows_by_memory(runs, rows, memory, cols)
   end
 end
 
-local cut = {}
-
-function cut.data_parallel(runs, rows, dim, topology)
-  runs[1] = { n = topology.world_size, rows = rows, cols = dim, row_offset = 0, col_offset = 0 }
-end
-
-function cut.table_wise(runs, rows, dim) runs[1] = { n = 1, rows = rows, cols = dim, row_offset = 0, col_offset = 0 } end
-
-function cut.row_wise(runs, rows, dim, topology)
-  local custom = topology.custom_topology_data
-  local memory = custom and custom[topology:own_tier() .. "_cap"]
-  if memory then cut_rows_by_memory(runs, rows, memory, dim) else cut_rows(runs, rows, topology.world_size, dim, 0) end
-end
-
-function cut.column_wise(runs, rows, dim, _, min_partition)
-  local columns = M.block_columns(dim, min_partition)
-  runs[1] = { n = dim / columns, rows = rows, cols = columns, row_offset = 0, col_offset = 0 }
-end
-
-cut.table_column_wise = cut.column_wise
-
-function cut.table_row_wise(runs, rows, dim, topology) cut_rows(runs, rows, topology.intra_group_size, dim, 0) end
-
-function cut.grid_shard(runs, rows, dim, topology, min_partition)
-  local columns = M.block_columns(dim, min_partition)
-  for offset = 0, dim - columns, columns do cut_rows(runs, rows, topology.intra_group_size, columns, offset) end
-end
-
 --- The runs of a table of `rows` x `dim` under a sharding type. They have n, rows, cols, row_offset, col_offset (of the first shard).
 function M.runs(sharding_type, rows, dim, topology, min_partition)
-  local runs = {}
-  cut[sharding_type](runs, rows, dim, topology, min_partition)
+  local t, runs = sharding_types.of[sharding_type], {}
+  local columns = t.cuts_columns and M.block_columns(dim, min_partition) or dim
+  if not t.cuts_rows then
+    return { { n = t.replica and topology.world_size or dim / columns, rows = rows, cols = columns, row_offset = 0, col_offset = 0 } }
+  end
+  local custom = not t.in_node and topology.custom_topology_data
+  local memory = custom and custom[topology:own_tier() .. "_cap"]
+  if memory then cut_rows_by_memory(runs, rows, memory, dim)
+  else
+    local n = sharding_types.row_parts(sharding_type, topology.world_size, topology.intra_group_size)
+    for offset = 0, dim - columns, columns do cut_rows(runs, rows, n, columns, offset) end
+  end
   return runs
 end
 
@@ -118,8 +94,8 @@ function ShardingOption:init(fields)
     local needed = kind:find "?$" == nil
     if needed or fields[name] ~= nil then signature.value("ShardingOption", name, fields[name], (kind:gsub("%?$", ""))) end
   end
-  if not M.partition_by[fields.sharding_type] then
-    util.one_of("ShardingOption", "sharding_type", fields.sharding_type, util.keys(M.partition_by))
+  if not sharding_types.of[fields.sharding_type] then
+    util.one_of("ShardingOption", "sharding_type", fields.sharding_type, util.keys(sharding_types.of))
   end
   for _, name in ipairs { "data_type", "output_dtype" } do
     if fields[name] and not data_bytes[fields[name]] then util.one_of("ShardingOption", name, fields[name], util.keys(data_bytes)) end
@@ -133,7 +109,7 @@ function ShardingOption:init(fields)
   end
   for name, value in util.ordered(fields) do self[name] = value end
   self.fqn = constraints_of.fqn(self.path, self.name)
-  self.partition_by = M.partition_by[self.sharding_type]
+  self.partition_by = sharding_types.of[self.sharding_type].partition_by
   self.num_shards = 0
   for _, run in ipairs(self.runs) do self.num_shards = self.num_shards + run.n end
 end
@@ -161,12 +137,12 @@ end
 
 --- The shards, one by one: a list of { rows =, cols =, row_offset =, col_offset =, storage =, perf = }.
 function ShardingOption:shards()
-  local list, along_rows = {}, self.sharding_type ~= "data_parallel"
-  local columns = self.sharding_type == "column_wise" or self.sharding_type == "table_column_wise"
+  local list, t = {}, sharding_types.of[self.sharding_type]
+  local columns = t.cuts_columns and not t.cuts_rows
   for _, run in ipairs(self.runs) do
     for k = 0, run.n - 1 do
       list[#list + 1] = { rows = run.rows, cols = run.cols, storage = run.storage, perf = run.perf,
-        row_offset = run.row_offset + (along_rows and not columns and k * run.rows or 0),
+        row_offset = run.row_offset + (t.cuts_rows and k * run.rows or 0),
         col_offset = run.col_offset + (columns and k * run.cols or 0) }
     end
   end

@@ -6,6 +6,7 @@
 -- possible: a table of it moves, takes another option, or changes places with another one.
 local ffi = require "ffi"
 local util = require "perilune.util"
+local sharding_types = require "perilune.plan.sharding_types"
 
 local M = {}
 
@@ -193,7 +194,7 @@ function Packing:places(option, limit)
   self.work = self.work + ASKED
   if by == "uniform" then return self:places_everywhere(option, limit) end
   if by == "device" then return self:places_on_devices(option, limit) end
-  if option.sharding_type == "table_column_wise" then return self:places_in_group(option, limit) end
+  if by == "host" and not sharding_types.of[option.sharding_type].cuts_rows then return self:places_in_group(option, limit) end
   return self:places_on_groups(option, limit)
 end
 

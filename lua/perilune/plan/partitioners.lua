@@ -8,6 +8,7 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local loads = require "perilune.plan.load"
 local kinds = require "perilune.plan.kinds"
+local sharding_types = require "perilune.plan.sharding_types"
 local signature = require "perilune.signature"
 
 local M = {}
@@ -114,7 +115,7 @@ local function on_host(load, option, size)
     end
     local total, ranks = option.total_storage, consecutive(first, size)
     if total.hbm <= room.hbm and total.ddr <= room.ddr and total.ssd <= room.ssd then
-      local saved, by_rows = load:save(first, size), option.sharding_type == "table_row_wise"
+      local saved, by_rows = load:save(first, size), sharding_types.of[option.sharding_type].cuts_rows
       local placed
       if by_rows then placed, why = in_order(load, option, ranks)
       else placed, why = on_devices(loads.Heap(load, first, size, size), load, option, ranks) end

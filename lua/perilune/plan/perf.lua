@@ -5,7 +5,9 @@
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local kinds = require "perilune.plan.kinds"
+local prices = require "perilune.plan.prices"
 local signature = require "perilune.signature"
+local sharding_types = require "perilune.plan.sharding_types"
 local data_bytes = require("perilune.plan.constraints").data_bytes
 local batch_counts = require("perilune.plan.storage").batch_counts
 
@@ -35,65 +37,69 @@ function M.kernel_bandwidth(topology, kernel, cache_params)
   return (ratio * own + (1 - ratio) * topology.hbm_to_ddr_mem_bw) / PINNED_SHARE
 end
 
---- Bytes of the three streams of a shard of c.cols columns. c: see `context`.
-local function whole_rows(c)
-  return math.ceil(c.inputs * c.W * ID_BYTES), c.inputs * c.W * math.max(c.cols, 32) * c.bytes, c.outputs * c.W * c.cols * c.bytes
+--- Amounts of a shard, as TorchRec counts them: bytes that it reads (input: ids; lookup: rows) and writes (output), that cross hosts after
+--- what is added up within one (across), of a replica; c: see of_run.
+local function amounts_of(c)
+  local kind, copies = c.kind, c.kind.replica and 1 or c.W
+  local ids = c.inputs / sharding_types.row_parts(kind.name, c.W, c.G)
+  local outputs = (c.option.is_pooled or not kind.cuts_rows) and c.outputs or ids
+  local cols = (kind.cuts_rows or kind.replica) and c.cols or math.max(c.cols, 32)
+  local groups = c.W / c.G
+  return { input = math.ceil(ids * copies * ID_BYTES), lookup = ids * copies * cols * c.bytes, output = outputs * copies * c.cols * c.bytes,
+    across = groups > 1 and c.outputs * groups * c.cols * c.bytes or 0, replica = c.rows * c.cols * c.bytes,
+    sent = kind.replica and 0 or math.ceil(c.inputs * c.W * ID_BYTES) }
 end
 
-local function split_rows(c, ways)
-  local ids = c.inputs / ways
-  local outputs = c.option.is_pooled and c.outputs or c.outputs / ways
-  return math.ceil(ids * c.W * ID_BYTES), ids * c.W * c.cols * c.bytes, outputs * c.W * c.cols * c.bytes
+--- By the kind of exchange (sharding_types.lua): prices of what travels forward and backward.
+local comms = {}
+
+function comms.whole_rows(c)
+  local price = 1 / c.topology:bandwidth("all_to_all", c.W, c.L)
+  return { "output", price }, { "output", price }
 end
 
-local function replica(c)
-  return math.ceil(c.inputs * ID_BYTES), c.inputs * c.cols * c.bytes, c.outputs * c.cols * c.bytes
+--- What is gathered among `ranks`, `near` of them on a host, is also copied.
+local function sums_among(c, ranks, near)
+  return 1 / c.topology:bandwidth("reduce_scatter", ranks, near), 1 / c.topology:bandwidth("all_gather", ranks, near)
+    + BATCHED_COPY / c.bandwidth
 end
 
-local function row_wise_comms(c, output)
-  local t = c.topology
-  return output / t:bandwidth("reduce_scatter", c.W, c.L),
-    output / t:bandwidth("all_gather", c.W, c.L) + output * BATCHED_COPY / c.bandwidth
-end
-
-local function table_wise_comms(c, output)
-  local ms = output / c.topology:bandwidth("all_to_all", c.W, c.L)
-  return ms, ms
+function comms.rank_sums(c)
+  local forward, backward = sums_among(c, c.W, c.L)
+  return { "output", forward }, { "output", backward }
 end
 
 --- Within the group, then between groups.
-local function host_row_comms(c, output)
-  local t, groups, near = c.topology, c.W / c.G, math.min(c.G, c.L)
-  local across = groups > 1 and c.outputs * groups * c.cols * c.bytes / t:bandwidth("all_to_all", groups, 1) or 0
-  return output / t:bandwidth("reduce_scatter", c.G, near) + across,
-    across + output / t:bandwidth("all_gather", c.G, near) + output * BATCHED_COPY / c.bandwidth
+function comms.host_sums(c)
+  local groups = c.W / c.G
+  local forward, backward = sums_among(c, c.G, math.min(c.G, c.L))
+  local across = groups > 1 and 1 / c.topology:bandwidth("all_to_all", groups, 1) or 0
+  return { "output", forward, "across", across }, { "output", backward, "across", across }
 end
 
-local function replica_comms(c)
-  local size, nodes = c.rows * c.cols * c.bytes, math.min(c.W / c.L, 2)
-  local reduce = size * (2 * nodes - 1) / nodes / c.topology:bandwidth("all_reduce", c.W, c.L)
+function comms.replica_sums(c)
+  local nodes = math.min(c.W / c.L, 2)
+  local reduce = (2 * nodes - 1) / nodes / c.topology:bandwidth("all_reduce", c.W, c.L)
   if c.W > 2 * c.L then reduce = reduce * 2 end
-  return 0, reduce + size * DENSE_UPDATE / c.bandwidth
+  return {}, { "replica", reduce + DENSE_UPDATE / c.bandwidth }
 end
 
---- By sharding type: the streams, the time of forward and backward exchanges, and whether narrow rows are slower.
-local function of_rows(c) return split_rows(c, c.W) end
-local function of_host_rows(c) return split_rows(c, c.G) end
-local ways = {
-  table_wise = { whole_rows, table_wise_comms, true }, column_wise = { whole_rows, table_wise_comms, true },
-  table_column_wise = { whole_rows, table_wise_comms, true }, row_wise = { of_rows, row_wise_comms, false },
-  table_row_wise = { of_host_rows, host_row_comms, false }, grid_shard = { of_host_rows, host_row_comms, false },
-  data_parallel = { replica, replica_comms, false },
-}
+--- Milliseconds a byte of the three streams, forward and backward.
+local function compute_prices(c, option)
+  local t, narrow = c.topology, not (c.kind.cuts_rows or c.kind.replica)
+  local forward = (narrow and block_penalty(c.cols) or 1) / c.bandwidth
+  local backward = forward * t.bwd_compute_multiplier
+  if not option.is_weighted then return forward, backward end
+  return forward, backward * t.weighted_feature_bwd_compute_multiplier + forward * WEIGHTED_KERNEL
+end
 
---- Ids that a prefetch brings from the host's memory, where the cache's statistics are known.
-local function prefetch_ms(c, option)
+--- Bytes of rows that a prefetch brings from the host's memory, where the cache's statistics are known.
+local function missed_bytes(c, option)
   local stats = option.cache_params and option.cache_params.stats
   if option.compute_kernel ~= "fused_uvm_caching" or not stats then return 0 end
-  local divisor = option.sharding_type == "row_wise" and c.W
-    or (option.sharding_type == "table_row_wise" or option.sharding_type == "grid_shard") and c.G or 1
+  local divisor = sharding_types.row_parts(c.kind.name, c.W, c.G)
   local missed = stats:expected_miss_rate(option.cache_params.load_factor) * stats.expected_lookups / divisor
-  return missed * c.cols * c.bytes / c.topology.hbm_to_ddr_mem_bw
+  return missed * c.cols * c.bytes
 end
 
 local EmbeddingPerfEstimator = util.seal(util.class "EmbeddingPerfEstimator")
@@ -106,8 +112,7 @@ function EmbeddingPerfEstimator:init(args)
   self.topology, self.is_inference = a.topology, a.is_inference
 end
 
---- The time that a plan's rating counts: all but the distribution of ids, which pipelines hide.
-function M.total(p) return p.fwd_compute + p.bwd_compute + p.fwd_comms + p.bwd_comms + p.prefetch_compute end
+M.total = prices.total
 
 --- Times of one shard of a run.
 function EmbeddingPerfEstimator:of_run(option, run)
@@ -116,25 +121,19 @@ function EmbeddingPerfEstimator:of_run(option, run)
   local bandwidth = M.kernel_bandwidth(t, option.compute_kernel, option.cache_params)
     or P.fail(("EmbeddingPerfEstimator: table '%s': no compute kernel '%s' on a %s"):format(option.fqn, option.compute_kernel,
       t.compute_device))
-  local c = { option = option, topology = t, W = t.world_size, L = t.local_world_size, G = t.intra_group_size, inputs = inputs,
-    outputs = outputs, rows = run.rows, cols = run.cols, bytes = data_bytes[option.data_type], bandwidth = bandwidth }
-  local streams, comms, narrow = unpack(ways[option.sharding_type])
-  local input, lookup, output = streams(c)
-  if option.is_weighted then input = input * 2 end
-  local p = { input_dist_comms = 0 }
-  p.fwd_compute = (input + lookup + output) * (narrow and block_penalty(run.cols) or 1) / bandwidth
-  p.fwd_comms, p.bwd_comms = comms(c, output)
-  p.bwd_compute = p.fwd_compute * t.bwd_compute_multiplier
-  if option.is_weighted then
-    p.bwd_compute = p.bwd_compute * t.weighted_feature_bwd_compute_multiplier + p.fwd_compute * WEIGHTED_KERNEL
-  end
-  if self.is_inference then p.bwd_compute, p.bwd_comms = 0, 0 end
-  p.prefetch_compute = prefetch_ms(c, option)
-  if option.sharding_type ~= "data_parallel" then
-    p.input_dist_comms = math.ceil(inputs * c.W * ID_BYTES) / t:bandwidth("all_to_all", c.W, c.L)
-  end
-  p.total = M.total(p)
-  return p
+  local c = { option = option, kind = sharding_types.of[option.sharding_type], topology = t, W = t.world_size, L = t.local_world_size,
+    G = t.intra_group_size, inputs = inputs, outputs = outputs, rows = run.rows, cols = run.cols, bytes = data_bytes[option.data_type],
+    bandwidth = bandwidth }
+  local amounts = amounts_of(c)
+  amounts.missed = missed_bytes(c, option)
+  if option.is_weighted then amounts.input = amounts.input * 2 end
+  local there, back = comms[c.kind.way](c)
+  local forward, backward = compute_prices(c, option)
+  return prices.times(amounts, {
+    fwd_compute = { "input", forward, "lookup", forward, "output", forward }, fwd_comms = there,
+    bwd_compute = self.is_inference and {} or { "input", backward, "lookup", backward, "output", backward },
+    bwd_comms = self.is_inference and {} or back, prefetch_compute = { "missed", 1 / t.hbm_to_ddr_mem_bw },
+    input_dist_comms = { "sent", 1 / t:bandwidth("all_to_all", c.W, c.L) } })
 end
 
 --- Fill the times of all runs of options.

@@ -20,6 +20,7 @@ local constraints_of = require "perilune.plan.constraints"
 local parts = require "perilune.plan.parts"
 local places = require "perilune.plan.places"
 local settle = require "perilune.plan.settle"
+local sharding_types = require "perilune.plan.sharding_types"
 local signature = require "perilune.signature"
 local collective_utils = require "perilune.dist.collective_utils"
 
@@ -57,10 +58,11 @@ function M.entry(option, ranks, topology)
   local entry = { sharding_type = kind, compute_kernel = option.compute_kernel,
     cache_params = option.compute_kernel == "fused_uvm_caching" and option.cache_params
       and without_statistics(option.cache_params) or nil }
-  if kind == "table_wise" then entry.ranks = ranks
-  elseif kind == "column_wise" or kind == "table_column_wise" then entry.ranks, entry.sizes = columns_of(option, ranks)
-  elseif kind == "row_wise" then entry.ranks, entry.sizes = uneven_rows(option, topology)
-  elseif kind ~= "data_parallel" then entry.ranks = ranks end
+  local t = sharding_types.of[kind]
+  if t.partition_by == "uniform" then
+    if t.cuts_rows then entry.ranks, entry.sizes = uneven_rows(option, topology) end
+  elseif t.cuts_columns and not t.cuts_rows then entry.ranks, entry.sizes = columns_of(option, ranks)
+  else entry.ranks = ranks end
   return types.ParameterSharding(entry)
 end
 

@@ -9,7 +9,7 @@ local partitioners = require "perilune.plan.partitioners"
 local proposers = require "perilune.plan.proposers"
 local step = require "perilune.plan.step"
 local topologies = require "perilune.plan.topology"
-local types = require "perilune.plan.types"
+local sharding_types = require "perilune.plan.sharding_types"
 local signature = require "perilune.signature"
 
 local M = {}
@@ -170,11 +170,11 @@ local function not_offered(planner, collection_of, chosen, present)
     forbidden[r.way], forbidden[r.way:match "%S+"] = true, true
     out[#out + 1] = { option = r.way, kind = "optimizer", text = r.text }
   end
-  for _, kind in ipairs(util.keys(types.type_codes)) do
+  for _, kind in ipairs(util.keys(sharding_types.of)) do
     if not present[kind] and not forbidden[kind] then
       if not offered[kind] then say(kind, ("not offered for %s on a %s"):format(collection.kind, device))
       elseif constraint.sharding_types then say(kind, "constraint: sharding_types = " .. list_of(constraint.sharding_types))
-      elseif kind == "grid_shard" then say(kind, "only where a constraint names it")
+      elseif sharding_types.of[kind].asked_for then say(kind, "only where a constraint names it")
       else say(kind, "its constraint compute_kernels leaves it none") end
     elseif present[kind] then
       for _, kernel in ipairs(sharder:compute_kernels(kind, device)) do

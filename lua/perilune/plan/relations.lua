@@ -5,6 +5,7 @@
 -- local_world_size ranks one after the other.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
+local sharding_types = require "perilune.plan.sharding_types"
 local options = require "perilune.plan.options"
 local signature = require "perilune.signature"
 
@@ -247,7 +248,7 @@ end
 --- Ranks that an option has shards on for sure: "all", a whole "group", or nil.
 local function reach(option)
   if option.partition_by == "uniform" then return "all" end
-  return option.sharding_type == "table_row_wise" and "group" or nil
+  return option.partition_by == "host" and sharding_types.of[option.sharding_type].cuts_rows and "group" or nil
 end
 
 local function allowed_units(rules, rule, topology)

@@ -4,7 +4,7 @@ local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local embed = require "perilune.embed.config"
-local types = require "perilune.plan.types"
+local sharding_types = require "perilune.plan.sharding_types"
 local signature = require "perilune.signature"
 require "perilune.plan.options" -- kinds of arguments
 local C = P.C
@@ -81,7 +81,7 @@ function M.refusal(way)
   local params
   sharded.cache, params = cache_of(way)
   sharded.name, sharded.rows, sharded.cols, sharded.dtype = way.name, way.rows, way.dim, dtype_of(way.data_type)
-  sharded.sharding_type, sharded.mapped = types.type_codes[way.sharding_type], is_mapped(way)
+  sharded.sharding_type, sharded.mapped = sharding_types.of[way.sharding_type].code, is_mapped(way)
   sharded.compute_kernel = is_quantized(way) and C.PERI_KERNEL_QUANT or way.compute_kernel == "dense" and C.PERI_KERNEL_DENSE
     or C.PERI_KERNEL_FUSED
   local ok, err = pcall(P.check, C.peri_sharded_table_check(sharded, optimizer_of(way)))

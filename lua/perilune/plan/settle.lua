@@ -1,6 +1,7 @@
 -- plan/settle.lua: a search for options and places of tables together (pack.lua), by the prices of memory (weigh.lua): the longest that a
 -- rank works is made shorter, first by filling ranks anew, then by taking some tables out and putting them back otherwise.
 local util = require "perilune.util"
+local sharding_types = require "perilune.plan.sharding_types"
 local weigh = require "perilune.plan.weigh"
 local pack = require "perilune.plan.pack"
 
@@ -24,7 +25,9 @@ local LOOSE = 0.5                        -- of each rank's memory: a plan that l
 local function reach_of(option, topology)
   local W, G = topology.world_size, topology.intra_group_size
   if option.partition_by == "device" then return "any" end
-  if option.sharding_type == "table_column_wise" then return (option.num_shards == 1 or G == W) and "any" or "group" end
+  if option.partition_by == "host" and not sharding_types.of[option.sharding_type].cuts_rows then
+    return (option.num_shards == 1 or G == W) and "any" or "group"
+  end
   return (option.partition_by == "uniform" or option.num_shards == W and G == W) and "all" or "blocks"
 end
 

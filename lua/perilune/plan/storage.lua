@@ -5,6 +5,7 @@ local util = require "perilune.util"
 local kinds = require "perilune.plan.kinds"
 local runtime = require "perilune.plan.runtime"
 local signature = require "perilune.signature"
+local sharding_types = require "perilune.plan.sharding_types"
 local data_bytes = require("perilune.plan.constraints").data_bytes
 
 local M = {}
@@ -22,26 +23,26 @@ local function optimizer_multiplier(optimizer, dim)
   return m or 1
 end
 
---- Ids and outputs of one rank's batch of a table: over its features the sums of ids, and of rows that come out.
+--- Of one rank's batch of a table, over its features, the sums of ids, of rows that come out as TorchRec counts them (of bags with less
+--- than an id on average fewer), and of bags.
 function M.batch_counts(option)
-  local inputs, outputs = 0, 0
+  local inputs, outputs, bags = 0, 0, 0
   for i, length in ipairs(option.input_lengths) do
     local poolings, batch = option.num_poolings[i], option.batch_sizes[i]
     inputs = inputs + length * poolings * batch
-    outputs = outputs + math.min(1, length) * poolings * batch
+    outputs, bags = outputs + math.min(1, length) * poolings * batch, bags + poolings * batch
   end
-  return inputs, option.is_pooled and outputs or inputs
+  return inputs, option.is_pooled and outputs or inputs, bags
 end
 
 --- Bytes that a shard receives (ids) and makes (rows) for one batch.
 local function io_bytes(option, run, topology, out_bytes)
   local inputs, outputs = M.batch_counts(option)
-  local W, G, kind = topology.world_size, topology.intra_group_size, option.sharding_type
-  if kind == "data_parallel" then return math.ceil(inputs * ID_BYTES), math.ceil(outputs * run.cols * out_bytes) end
-  local by_rows = kind == "row_wise" and W or (kind == "table_row_wise" or kind == "grid_shard") and G
-  if by_rows then
+  local W, kind = topology.world_size, sharding_types.of[option.sharding_type]
+  if kind.replica then return math.ceil(inputs * ID_BYTES), math.ceil(outputs * run.cols * out_bytes) end
+  if kind.cuts_rows then
     if run.rows * run.cols == 0 then return 0, 0 end
-    inputs = inputs / by_rows
+    inputs = inputs / sharding_types.row_parts(kind.name, W, topology.intra_group_size)
     if not option.is_pooled then outputs = inputs end
   end
   return math.ceil(inputs * W * ID_BYTES), math.ceil(outputs * W * run.cols * out_bytes)
@@ -56,7 +57,7 @@ end
 
 --- Bytes of weights, optimizer state and (with a cache of that share) its bookkeeping in one shard, where the table has `bytes`.
 local function kept_bytes(option, run, bytes, cache_ratio, inference)
-  local weights = option.sharding_type == "data_parallel" and bytes
+  local weights = sharding_types.of[option.sharding_type].replica and bytes
     or math.ceil(bytes * (run.rows * run.cols) / (option.rows * option.dim))
   if inference then return weights end
   local aux = cache_ratio and math.ceil(run.rows * (4 + cache_ratio * 16)) or 0

@@ -15,19 +15,15 @@ local util = require "perilune.util"
 local embed = require "perilune.embed.config"
 local signature = require "perilune.signature"
 local ShardingEnv = require "perilune.plan.env"
+local sharding_types = require "perilune.plan.sharding_types"
 local C = P.C
 
 local M = {}
 
---- TorchRec's names of sharding types.
-M.ShardingType = util.face("peri.plan.ShardingType", {
-  DATA_PARALLEL = "data_parallel", TABLE_WISE = "table_wise", ROW_WISE = "row_wise", COLUMN_WISE = "column_wise",
-  TABLE_ROW_WISE = "table_row_wise", TABLE_COLUMN_WISE = "table_column_wise", GRID_SHARD = "grid_shard",
-})
---- Name -> code of C's enum.
-local type_codes = {}
-for code = 0, C.PERI_SHARDING_TYPE_COUNT - 1 do type_codes[ffi.string(C.peri_sharding_type_name(code))] = code end
-M.type_codes = type_codes
+--- TorchRec's names of sharding types: ROW_WISE = "row_wise", ...
+local type_of, names = sharding_types.of, {}
+for name in util.ordered(type_of) do names[name:upper()] = name end
+M.ShardingType = util.face("peri.plan.ShardingType", names)
 
 --- dense: gradients go to an optimizer outside; fused: the optimizer runs in the backward of the lookup; fused_uvm: the same, in the
 --- host's memory, which on a CPU is where all tables are; fused_uvm_caching: the same for tables larger than the device's memory, in the
@@ -77,19 +73,20 @@ local function whole_numbers(name, list, most)
   return list
 end
 
---- How many nodes a type may name.
-local most_hosts = { table_row_wise = 1, table_column_wise = 1, grid_shard = math.huge }
+--- Whether a type's blocks of columns may lie on several nodes.
+local function on_several(sharding_type) return type_of[sharding_type].partition_by == "multi_host" end
 
 local function check_hosts(self)
   if not self.hosts then return end
-  if not most_hosts[self.sharding_type] then
-    fail("ParameterSharding: hosts with sharding_type '%s', allowed with: %s", self.sharding_type,
-      table.concat(util.keys(most_hosts), ", "))
+  if not type_of[self.sharding_type].in_node then
+    local allowed = sharding_types.names(function(t) return t.in_node end)
+    table.sort(allowed)
+    fail("ParameterSharding: hosts with sharding_type '%s', allowed with: %s", self.sharding_type, table.concat(allowed, ", "))
   end
   if self.ranks then fail "ParameterSharding: hosts and ranks; give one of them" end
-  if #self.hosts < 1 or #self.hosts > most_hosts[self.sharding_type] then
-    fail("ParameterSharding: %d hosts for %s, allowed: %s", #self.hosts, self.sharding_type,
-      self.sharding_type == "grid_shard" and "1 and more" or "1")
+  local several = on_several(self.sharding_type)
+  if #self.hosts < 1 or #self.hosts > 1 and not several then
+    fail("ParameterSharding: %d hosts for %s, allowed: %s", #self.hosts, self.sharding_type, several and "1 and more" or "1")
   end
 end
 
@@ -103,8 +100,8 @@ function ParameterSharding:init(args)
     sharding_type = util.required, compute_kernel = util.optional, ranks = util.optional, sizes = util.optional,
     hosts = util.optional, cache_params = util.optional,
   })
-  if not type_codes[a.sharding_type] then
-    fail("ParameterSharding: sharding_type '%s', allowed: %s", tostring(a.sharding_type), table.concat(util.keys(type_codes), ", "))
+  if not type_of[a.sharding_type] then
+    fail("ParameterSharding: sharding_type '%s', allowed: %s", tostring(a.sharding_type), table.concat(util.keys(type_of), ", "))
   end
   self.sharding_type = a.sharding_type
   self.compute_kernel = a.compute_kernel == nil and "fused" or a.compute_kernel
@@ -112,8 +109,8 @@ function ParameterSharding:init(args)
     fail("ParameterSharding: compute_kernel '%s', allowed: %s", tostring(self.compute_kernel), table.concat(kernels, ", "))
   end
   local cached = self.compute_kernel == "fused_uvm_caching"
-  if cached and a.sharding_type == "data_parallel" then
-    fail "ParameterSharding: data_parallel tables are replicas in memory; allowed compute_kernel: dense, fused, fused_uvm"
+  if cached and type_of[a.sharding_type].replica then
+    fail("ParameterSharding: %s tables are replicas in memory; allowed compute_kernel: dense, fused, fused_uvm", a.sharding_type)
   end
   if a.cache_params ~= nil and not cached then
     fail("ParameterSharding: cache_params with compute_kernel '%s', allowed with: fused_uvm_caching", self.compute_kernel)
@@ -174,7 +171,7 @@ function ParameterSharding:shards(config, env)
   local n_ranks = ranks and #ranks or 0
   local c_ranks, c_nodes = ffi.new("int32_t[?]", math.max(n_ranks, 1), ranks or {}), ffi.new("int32_t[?]", #nodes, nodes)
   local sizes = self.sizes and ffi.new("int64_t[?]", n_ranks, self.sizes) or nil
-  entry.type, entry.world_size, entry.nodes = type_codes[self.sharding_type], env.world_size, c_nodes
+  entry.type, entry.world_size, entry.nodes = type_of[self.sharding_type].code, env.world_size, c_nodes
   entry.n_ranks, entry.ranks, entry.sizes = n_ranks, c_ranks, sizes
   entry.table, entry.rows, entry.cols = config.name, config.num_embeddings, config.embedding_dim
   P.check(C.peri_sharding_shards(entry, nil, 0, count))
@@ -204,7 +201,7 @@ end
 
 --- A type that knows nodes: on `hosts`, a number or a list, or on the ranks that the options name.
 local function on_hosts(sharding_type, hosts, options)
-  local func, several = "plan." .. sharding_type, sharding_type == "grid_shard"
+  local func, several = "plan." .. sharding_type, on_several(sharding_type)
   local a = util.named(func, options, in_blocks)
   local named = type(hosts) == "table" and next(hosts) ~= nil and hosts[1] == nil -- options that came first
   if hosts ~= nil and type(hosts) ~= "number" and (not several or type(hosts) ~= "table" or named) then

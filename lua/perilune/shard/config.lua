@@ -5,6 +5,7 @@ local util = require "perilune.util"
 local codec = require "perilune.dist.codec"
 local ops = require "perilune.dist.ops"
 local config = require "perilune.embed.config"
+local sharding_types = require "perilune.plan.sharding_types"
 local types = require "perilune.plan.types"
 local signature = require "perilune.signature"
 local C = P.C
@@ -137,7 +138,7 @@ local function fill_tables(cfg, a, plan, env, optimizer, bounds, keep)
     c.name, c.rows, c.cols = t.name, t.num_embeddings, t.embedding_dim
     c.pooling = t.pooling and config.poolings[t.pooling] or C.PERI_POOLING_NONE
     c.init, c.init_a, c.init_b = init.kind, init.a, init.b
-    c.sharding_type = types.type_codes[sharding.sharding_type]
+    c.sharding_type = sharding_types.of[sharding.sharding_type].code
     c.compute_kernel = not optimizer and C.PERI_KERNEL_QUANT or sharding.compute_kernel == "dense" and C.PERI_KERNEL_DENSE
       or C.PERI_KERNEL_FUSED
     c.mapped = sharding.compute_kernel == "fused_uvm" or sharding.compute_kernel == "quant_uvm"

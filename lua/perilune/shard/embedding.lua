@@ -9,6 +9,7 @@ local awaitable = require "perilune.dist.awaitable"
 local group_of = require("perilune.dist.group").group_of
 local copies = require "perilune.embed.copies"
 local embed_config = require "perilune.embed.config"
+local sharding_types = require "perilune.plan.sharding_types"
 local types = require "perilune.plan.types"
 local ShardingEnv = require "perilune.plan.env"
 local config = require "perilune.shard.config"
@@ -343,7 +344,7 @@ function ShardedEmbeddingModule:accumulate(on)
   for _, t in ipairs(self.tables) do
     local entry = self.plan.tables[t.name]
     local kernel = entry.compute_kernel
-    if on and (kernel == "fused_uvm_caching" or entry.sharding_type == "data_parallel" and kernel ~= "dense") then
+    if on and (kernel == "fused_uvm_caching" or sharding_types.of[entry.sharding_type].replica and kernel ~= "dense") then
       P.fail(("%s: updates of table '%s' (%s, compute_kernel %s) cannot be accumulated; allowed: dense, or sharded tables in "
         .. "memory"):format(self.class_name, t.name, entry.sharding_type, kernel))
     end

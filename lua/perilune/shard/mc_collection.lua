@@ -11,6 +11,7 @@ local mc_map = require "perilune.embed.mc_map"
 local mc_state = require "perilune.embed.mc_state"
 local policies = require "perilune.embed.mc_policies"
 local mc_remap = require "perilune.shard.mc_remap"
+local sharding_types = require "perilune.plan.sharding_types"
 local types = require "perilune.plan.types"
 local ShardingEnv = require "perilune.plan.env"
 local ModuleSharder = require("perilune.shard.sharder").ModuleSharder
@@ -28,7 +29,7 @@ end
 --- get an even share of the buckets each, rounded up, while these last (a rank may get none).
 function M.create_mc_sharding(sharding, module, env)
   local nodes = ShardingEnv.of(env).nodes
-  if sharding.sharding_type ~= "row_wise" or sharding.sizes then return sharding end
+  if sharding_types.of[sharding.sharding_type].way ~= "rank_sums" or sharding.sizes then return sharding end
   local ranks = sharding:ranks_on(nodes)
   if not ranks then
     ranks = {}
@@ -38,8 +39,8 @@ function M.create_mc_sharding(sharding, module, env)
   local buckets = #segments - 1
   local each = math.ceil(buckets / #ranks)
   for i = 1, #ranks do sizes[i] = segments[math.min(i * each, buckets) + 1] - segments[math.min((i - 1) * each, buckets) + 1] end
-  return types.ParameterSharding { sharding_type = "row_wise", compute_kernel = sharding.compute_kernel, ranks = ranks, sizes = sizes,
-    cache_params = sharding.cache_params or nil }
+  return types.ParameterSharding { sharding_type = sharding.sharding_type, compute_kernel = sharding.compute_kernel, ranks = ranks,
+    sizes = sizes, cache_params = sharding.cache_params or nil }
 end
 
 --- The same for all tables of a ManagedCollisionCollection: a plan.
@@ -421,7 +422,11 @@ Sharder.module_type = ManagedCollisionCollection
 Sharder.by_itself = "looks nothing up; give it to a ManagedCollisionEmbeddingBagCollection or ManagedCollisionEmbeddingCollection, "
   .. "together with the collection that looks its rows up, or shard it by yourself "
   .. "(peri.shard.ManagedCollisionCollectionSharder {}:shard) and keep it outside of the model"
-function Sharder:sharding_types() return { "row_wise", "table_wise" } end -- luacheck: ignore 212
+function Sharder:sharding_types() -- luacheck: ignore 212
+  local names = sharding_types.names(function(t) return not (t.replica or t.cuts_columns or t.in_node) end)
+  table.sort(names)
+  return names
+end
 function Sharder:compute_kernels() return { "fused", "fused_uvm_caching" } end -- luacheck: ignore 212
 function Sharder:shardable_parameters(module) return module:embedding_configs() end -- luacheck: ignore 212
 function Sharder:shard(module, plan, env, device) -- luacheck: ignore 212

@@ -18,6 +18,7 @@ local quant = require "perilune.embed.quant"
 local copies = require "perilune.embed.copies"
 local fp_quant = require "perilune.embed.fp_quant"
 local plans = require "perilune.plan"
+local sharding_types = require "perilune.plan.sharding_types"
 local types = require "perilune.plan.types"
 local ShardingEnv = require "perilune.plan.env"
 local bag = require "perilune.shard.bag"
@@ -373,7 +374,8 @@ sharder_of("QuantFeatureProcessedEmbeddingBagCollectionSharder", fp_quant.QuantF
 
 -- -- one type ----------------------------------------------------------------------------------------------------------------------------
 
-local infer_types = { "column_wise", "row_wise", "table_wise" }
+local infer_types = sharding_types.names(function(t) return not (t.replica or t.in_node) end)
+table.sort(infer_types)
 
 --- A sharded module, without rows yet, of the tables of `infos` (a list of { embedding_config =, param_sharding = }), all sharded by one
 --- type: table_wise, column_wise or row_wise. options: further arguments of the module.

@@ -3,6 +3,7 @@
 local errors = require "perilune.errors"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
+local sharding_types = require "perilune.plan.sharding_types"
 local types = require "perilune.plan.types"
 local signature = require "perilune.signature"
 
@@ -37,7 +38,7 @@ function ModuleSharder:shard(module, plan, env, device, path) missing(self, "sha
 --- tables may have no memory yet.)
 function ModuleSharder:shardable_parameters(module) missing(self, "shardable_parameters") end -- luacheck: ignore 212
 --- Names of the sharding types that plans may ask for on a device.
-function ModuleSharder:sharding_types(device) return util.keys(types.type_codes) end -- luacheck: ignore 212
+function ModuleSharder:sharding_types(device) return util.keys(sharding_types.of) end -- luacheck: ignore 212
 --- Names of the compute kernels that they may ask for.
 function ModuleSharder:compute_kernels(sharding_type, device) -- luacheck: ignore 212
   return types.trained_kernels

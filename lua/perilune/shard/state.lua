@@ -2,6 +2,7 @@
 -- has a replica), and the optimizer of the fused tables.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
+local sharding_types = require "perilune.plan.sharding_types"
 local Tensor = require "perilune.tensor"
 local ShardedTensor = require("perilune.tensor.sharded").ShardedTensor
 local embed_config = require "perilune.embed.config"
@@ -109,7 +110,7 @@ function M._spread_parameters(module, parameters)
   local list = {}
   for _, t in ipairs(module.tables) do
     local sharding, metadata, pieces = module.plan.tables[t.name], {}, {}
-    if sharding.compute_kernel == "dense" and sharding.sharding_type ~= "data_parallel" then
+    if sharding.compute_kernel == "dense" and not sharding_types.of[sharding.sharding_type].replica then
       for i, s in ipairs(shards_of(module, t)) do
         metadata[i] = metadata_of(t, s, "full")
         local own = s.rank == module.group:rank() and parameters[M.place_of(t.name, s.row_offset, s.col_offset)]

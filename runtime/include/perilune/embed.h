@@ -173,6 +173,8 @@ typedef struct peri_tbe_bytes {
  *  ask it. @apart: the tables' device has a memory of its own; config->device is not looked at and may be NULL. Caches have as many rows
  *  as load_factor says. Errors are those of peri_tbe_new, but for memory that is short. */
 PERI_API peri_status peri_tbe_bytes_of(const peri_tbe_config *config, bool apart, peri_tbe_bytes *out);
+/** Whether lookups and updates on a processor are compiled for rows of @cols columns; those of other widths are slower. */
+PERI_API bool peri_tbe_width_is_common(int64_t cols);
 PERI_API void peri_tbe_retain(peri_tbe *tbe);
 /** Give up a reference; queued work still runs. NULL is fine. */
 PERI_API void peri_tbe_release(peri_tbe *tbe);

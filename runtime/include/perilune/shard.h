@@ -23,6 +23,15 @@ enum {
     PERI_SHARDING_TYPE_COUNT = 7
 };
 
+/** Facts of a sharding type, as bits (peri_sharding_type_facts). What depends on a type asks for these, not for its name. */
+enum {
+    PERI_SHARDING_CUTS_ROWS = 1,    /* rows of one column may lie on several ranks: pooled rows of their parts are added up */
+    PERI_SHARDING_CUTS_COLUMNS = 2, /* a row may lie on several ranks */
+    PERI_SHARDING_IN_NODE = 4,      /* the table, or each block of columns if rows are cut too, lies on one node. If rows are cut, all ranks
+                                       of the node have a shard, and add their parts up before these leave the node */
+    PERI_SHARDING_REPLICA = 8       /* every rank has the whole table: no ids travel, and gradients are reduced */
+};
+
 /** One piece of a table: rows [row_offset, row_offset + rows) of columns [col_offset, col_offset + cols) on a rank. */
 typedef struct peri_shard {
     int64_t row_offset, rows, col_offset, cols;
@@ -54,6 +63,8 @@ typedef struct peri_sharding {
 
 /** "table_wise", ...; "?" for an unknown type. Static text, borrowed. */
 PERI_API const char *peri_sharding_type_name(int32_t type);
+/** What a sharding type does to a table: PERI_SHARDING_CUTS_ROWS, ... added up; 0 for the whole table on one rank. -1: unknown type. */
+PERI_API int32_t peri_sharding_type_facts(int32_t type);
 /** The shards of a table, in order of their offsets; none for data-parallel. @out has room for @capacity (NULL: they are only counted); *@n
  *  gets their number. Where rows lie within a node, all ranks of the node have a shard, some maybe of no rows. PERI_EINVAL names the table
  *  and says what is allowed. Local. */

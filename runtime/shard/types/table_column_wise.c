@@ -16,4 +16,5 @@ static peri_status shards(const peri_sharding *s, peri__cut *cut)
     return status;
 }
 
-const peri__sharding_type peri__table_column_wise = {.name = "table_column_wise", .cuts_columns = true, .shards = shards};
+const peri__sharding_type peri__table_column_wise = {.name = "table_column_wise", .cuts_columns = true, .in_node = true,
+                                                      .shards = shards};

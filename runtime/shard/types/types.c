@@ -21,6 +21,14 @@ const char *peri_sharding_type_name(int32_t type)
     return type >= 0 && type < PERI_SHARDING_TYPE_COUNT ? types[type]->name : "?";
 }
 
+int32_t peri_sharding_type_facts(int32_t type)
+{
+    if (type < 0 || type >= PERI_SHARDING_TYPE_COUNT) return -1;
+    const peri__sharding_type *t = types[type];
+    return (t->cuts_rows ? PERI_SHARDING_CUTS_ROWS : 0) | (t->cuts_columns ? PERI_SHARDING_CUTS_COLUMNS : 0) |
+           (t->in_node ? PERI_SHARDING_IN_NODE : 0) | (t->replica ? PERI_SHARDING_REPLICA : 0);
+}
+
 peri_status peri__shard_add(const peri_sharding *s, peri__cut *cut, peri_shard shard)
 {
     shard.index = cut->n++;
