@@ -136,6 +136,30 @@ describe("a model file", function()
     assert.same({ "mean", "most", "sum" }, peri.util.map(file:outputs(), function(o) return o.name end))
   end)
 
+  -- as docs/tutorial_first_model.md writes them: forward gives the loss first, sizes come from batch.rows, batches from a loader
+  it("is made of a model for pipelines and batches of a loader", function()
+    local function batches()
+      return peri.data.synthetic { num_rows = 100, batch_size = 30, dense_features = 13, sparse_features = 3, rows = ROWS, bias = 0 }
+    end
+    local Clicks = nn.Module:extend "Clicks"
+    function Clicks:init()
+      local tables = {}
+      for i, t in ipairs(batches():table_list()) do
+        tables[i] = peri.EmbeddingBagConfig { name = t.name, num_embeddings = t.rows, embedding_dim = 8, feature_names = t.features }
+      end
+      self.tables = peri.EmbeddingBagCollection { tables = tables }
+      self.out, self.loss = nn.Linear { in_features = 13 + 24, out_features = 1 }, nn.BCEWithLogitsLoss { reduction = "global_mean" }
+    end
+    function Clicks:forward(b)
+      local logits = self.out(F.cat({ b.dense_features, self.tables(b.sparse_features):values() }, 2)):reshape(b.rows)
+      return self.loss(logits, b.labels), logits, b.labels
+    end
+    local model = Clicks()
+    local report = export(model, { batches = batches() })
+    assert.same({ 100, 0 }, { report.samples, report.difference })
+    assert.error_matches(function() model:export(path, { batches = 7 }) end, "export: batches is 7, wanted a list of batches or a loader")
+  end)
+
   it("is the same file of a sharded model", function()
     peri.init()
     local model = dlrm { pooling = "MEAN", weighted = true }

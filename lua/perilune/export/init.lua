@@ -22,7 +22,7 @@ local compare = require "perilune.export.compare"
 local M = { open = opened.open, follow = opened.follow, ordered = compare.ordered }
 
 local arguments = {
-  batches = util.required.list,       -- held-out batches, tables as the model is called with; of at least SAMPLES[2] samples the first
+  batches = util.required,            -- held-out batches, a list or a loader; of at least SAMPLES[2] samples the first
   call = util.optional,               -- function(model, batch) -> a tensor, or tensors by name; default: logits(batch), else model(batch)
   tables = "as they are",             -- dtype of all tables in the file, or { name = dtype, default = dtype }
   dense = "f32",                      -- dtype of the matrices of linear layers in the file: "f32" or "bf16"
@@ -58,6 +58,9 @@ local function first_of(kjt, n)
     lengths = Tensor.tensor(lengths, "i32", kjt:device()), stride = n }
 end
 
+-- numbers of a loader's batch that say how many samples it has (data/batch.lua)
+local COUNTS = { rows = true, global_rows = true }
+
 --- The first n samples of a batch.
 local function take(batch, n)
   local out = {}
@@ -66,9 +69,19 @@ local function take(batch, n)
       local t = util.resolve(value)
       out[key] = t:dim() > 0 and t:size(1) >= n and t:slice(1, 0, n):contiguous() or t
     elseif jagged.KeyedJaggedTensor.is(value) then out[key] = first_of(value, n)
-    else out[key] = value end
+    else out[key] = COUNTS[key] and n or value end
   end
   return out
+end
+
+signature.kind("batches", "a list of batches or a loader", function(x) return type(x) == "table" or util.is_callable(x) end)
+
+--- Batches as a list: it is one, or gives the next one when it is called, as loaders do.
+local function listed(batches)
+  if not util.is_callable(batches) then return batches end
+  local list = {}
+  for batch in batches do list[#list + 1] = batch end
+  return list
 end
 
 local function samples_of(func, batch)
@@ -91,7 +104,9 @@ end
 local function default_call(model, batch)
   local inner = inner_of(model)
   if type(inner.logits) == "function" then return inner:logits(batch) end
-  return model(batch)
+  local first, second = model(batch) -- models for pipelines return the loss first, and the logits behind it
+  local function is_loss(x) return Tensor.is(x) and util.resolve(x):dim() == 0 end
+  return is_loss(first) and Tensor.is(second) and second or first
 end
 
 --- Lower two recordings.
@@ -240,6 +255,7 @@ function M.save(model, path, options)
     P.fail(("%s: unknown is '%s', allowed: refuse, skip"):format(func, tostring(a.unknown)))
   end
   util.one_of(func, "dense", a.dense, { "f32", "bf16" })
+  a.batches = listed(signature.value(func, "batches", a.batches, "batches"))
   if #a.batches == 0 or samples_of(func, a.batches[1]) < SAMPLES[2] then
     P.fail(("%s: batches are the held-out batches to compare on; the first one needs at least %d samples"):format(func, SAMPLES[2]))
   end
