@@ -88,7 +88,7 @@ endif
 missing = $(if $($(1)),,$(2))
 MISSING := $(strip $(call missing,HAVE_CC,gcc libc6-dev) $(call missing,HAVE_PKG_CONFIG,pkg-config) $(call missing,HAVE_LUAJIT,luajit) \
 	$(call missing,HAVE_LUAJIT_LIB,libluajit-5.1-dev) $(call missing,HAVE_OPENBLAS,libopenblas-dev) \
-	$(call missing,HAVE_ONEDNN,libdnnl-dev) $(call missing,HAVE_URING,liburing-dev) $(call missing,HAVE_XXHASH,libxxhash-dev) $(call missing,HAVE_MICROHTTPD,libmicrohttpd-dev) $(call missing,HAVE_MPI,openmpi-bin libopenmpi-dev) \
+	$(call missing,HAVE_ONEDNN,libdnnl-dev) $(call missing,HAVE_URING,liburing-dev) $(call missing,HAVE_XXHASH,libxxhash-dev) $(call missing,HAVE_ZLIB,zlib1g-dev) $(call missing,HAVE_MICROHTTPD,libmicrohttpd-dev) $(call missing,HAVE_MPI,openmpi-bin libopenmpi-dev) \
 	$(call missing,HAVE_ARGPARSE,lua-argparse) $(call missing,HAVE_DKJSON,lua-dkjson) $(call missing,HAVE_BUSTED,lua-busted) \
 	$(call missing,HAVE_CMOCKA,libcmocka-dev) $(call missing,HAVE_CXX,g++) $(call missing,HAVE_IP,iproute2) $(call missing,HAVE_CURL,curl) $(call missing,HAVE_LUACHECK,lua-check) $(call missing,HAVE_GNUPLOT,gnuplot-nox))
 
@@ -111,7 +111,7 @@ WARN := -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -W
 CFLAGS ?= -O2 -g1
 SANFLAGS := $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=all)
 PFLAGS := -std=c11 -D_GNU_SOURCE -fPIC -fvisibility=hidden -Iruntime/include $(OPENBLAS_CFLAGS) $(WARN) $(SANFLAGS) \
-	$(if $(HAVE_URING),-DPERI_HAVE_URING) $(if $(SAN)$(DEBUG),-DPERI_DEBUG)
+	$(if $(HAVE_URING),-DPERI_HAVE_URING) $(if $(HAVE_ZLIB),-DPERI_HAVE_ZLIB) $(if $(SAN)$(DEBUG),-DPERI_DEBUG)
 # Floating point is IEEE, except that products and sums may fuse where the instruction set has it: kernels say what may differ.
 KFLAGS := -O3 -fno-math-errno -fno-trapping-math -Wno-conversion -Wno-float-conversion -Wno-unused-function
 # How much of a unit may be inlined is a share of its size: with gcc's own, 40, what is inlined would depend on which families share a unit.
@@ -126,7 +126,7 @@ KERNEL_UNITS := $(foreach isa,$(ISAS),$(PIECES:%=$B/obj/kernels/cpu/$(isa)/%.o))
 OBJ := $(KERNEL_UNITS) $(CORE:%.c=$B/obj/%.o)
 LIB_A := $B/libperilune.a
 LIB_SO := $B/libperilune.so.$(VERSION)
-LIBS := -lxxhash $(if $(HAVE_URING),-luring) -lpthread -ldl -lm
+LIBS := -lxxhash $(if $(HAVE_URING),-luring) $(if $(HAVE_ZLIB),-lz) -lpthread -ldl -lm
 
 # A backend that is a plugin: a folder, runtime/backends/<name>/, and one line here: $(call plugin,<name>,<compiler's flags>,<libraries>).
 plugin_obj = $(patsubst %.c,$B/obj/%.o,$(wildcard runtime/backends/$(1)/*.c))
@@ -202,6 +202,7 @@ config:
 	$(call row,oneDNN,HAVE_ONEDNN,for faster matrix products)
 	$(call row,xxHash,HAVE_XXHASH,needed)
 	$(call row,liburing,HAVE_URING,for faster reads of tables in files)
+	$(call row,zlib,HAVE_ZLIB,for packed files of data: gzip and npz)
 	$(call row,libmicrohttpd,HAVE_MICROHTTPD,for perilune serve)
 	$(call row,Open MPI,HAVE_MPI,for more than one process)
 	$(call row,CUDA,HAVE_CUDA,for GPUs (make cuda))

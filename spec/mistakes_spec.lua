@@ -239,9 +239,9 @@ peri.DistributedModelParallel { module = m, plan = { ebc = { t = sharding } } }]
     "peri_kjt_new: neither lengths nor offsets are given (s.lua:2)" },
   -- files
   { "data that are not there", "data.criteo { path = 'nowhere.txt', batch_size = 4 }",
-    "peri_criteo_open: nowhere.txt: No such file or directory (s.lua:2)" },
+    "peri_criteo: nowhere.txt: No such file or directory (s.lua:2)" },
   { "data of another kind", "write('bad.txt', 'hello\\n')\nlocal batches = data.criteo { path = 'bad.txt', batch_size = 4 }\nbatches()",
-    "peri_criteo_next: bad.txt:1: 1 columns, wanted 40 (a label, 13 integers, 26 categories): 'hello' (s.lua:4)" },
+    "peri_criteo: bad.txt:1: 1 columns, wanted 40 (a label, 13 integers, 26 categories): 'hello' (s.lua:4)" },
   { "data without a path", "data.criteo { batch_size = 4 }", "data.criteo: argument 'path' is missing (s.lua:2)" },
   { "a batch of nothing", "data.criteo { path = 'x', batch_size = 0 }",
     "data.criteo: batch_size is 0, allowed: whole numbers 1..2147483648 (s.lua:2)" },

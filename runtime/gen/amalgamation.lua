@@ -30,7 +30,8 @@ end
 local HEAD = [[
 /* Perilune %s in two files, perilune.c and perilune.h, made by `make amalgamation`.
  *   cc -std=gnu11 -O2 host.c perilune.c -lxxhash -lpthread -ldl -lm
- * Without MPI and CUDA. With -DPERI_HAVE_URING -luring tables in files are read faster. Licence: Apache-2.0. */
+ * Without MPI and CUDA. With -DPERI_HAVE_URING -luring tables in files are read faster; with -DPERI_HAVE_ZLIB -lz packed files of data
+ * are read, too. Licence: Apache-2.0. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -387,6 +388,7 @@ local function head(version)
   local text = { HEAD:format(version) }
   for _, name in ipairs(system.list) do
     if name == "liburing.h" then text[#text + 1] = "#if defined(PERI_HAVE_URING)\n#include <liburing.h>\n#endif\n"
+    elseif name == "zlib.h" then text[#text + 1] = "#if defined(PERI_HAVE_ZLIB)\n#include <zlib.h>\n#endif\n"
     elseif name:match "intrin%.h$" then text[#text + 1] = ("#if defined(__x86_64__)\n#include <%s>\n#endif\n"):format(name)
     elseif name == "cblas.h" then text[#text + 1] = OWN_CBLAS
     else text[#text + 1] = ("#include <%s>\n"):format(name) end

@@ -4,7 +4,7 @@ return {
   { "Tensors", "tensors", "tensor_arithmetic", "tensor_functions", "tensor_reductions", "dense_functions", "runtime" },
   { "Ids and tables", "jagged", "jagged_parts", "jagged_exchange", "tables", "tables_more", "feature_processors", "managed_collision",
     "managed_collections", "quantized" },
-  { "Training", "training", "optimizers", "optimizer_parts", "checkpoints_more", "metrics", "data", "data_more" },
+  { "Training", "training", "optimizers", "optimizer_parts", "checkpoints_more", "metrics", "data", "data_more", "data_files" },
   { "Many ranks", "model_parallel", "pipelines", "pipeline_tools", "plans", "planner_parts", "proposers", "plan_tools", "groups" },
   { "Serving", "export", "retrieval" },
   { "What sharded models are made of", "sharders", "sharded_modules", "sharded_collections", "shard_functions", "awaitables", "exchanges",

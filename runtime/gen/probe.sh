@@ -72,6 +72,13 @@ else
     say HAVE_URING ""
 fi
 
+# zlib (optional: packed files of data, gzip and npz).
+if printf '#include <zlib.h>\n#include <stdio.h>\nint main(void){printf("%%s\\n",zlibVersion());return 0;}\n' | try -lz; then
+    say HAVE_ZLIB "$("$tmp/t")"
+else
+    say HAVE_ZLIB ""
+fi
+
 # libmicrohttpd (optional: perilune serve).
 if printf '#include <microhttpd.h>\nint main(void){return MHD_get_version()==0;}\n' | try -lmicrohttpd; then
     say HAVE_MICROHTTPD "$(pkg-config --modversion libmicrohttpd 2>/dev/null || echo yes)"

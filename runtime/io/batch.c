@@ -2,7 +2,7 @@
  *
  * batch.c: batches in host memory, and the number generator of the samplers.
  */
-#include "internal.h"
+#include "features.h"
 
 peri_status peri_batch_new(int32_t dense_features, int32_t sparse_features, int64_t rows, int64_t ids, peri_batch **out)
 {
@@ -65,6 +65,27 @@ peri_status peri_batch_reserve(peri_batch *batch, int64_t ids)
     return PERI_OK;
 }
 
+void peri__batch_set_ids(peri_batch *b, const int64_t *ids, const int32_t *lengths, int64_t *cursor)
+{
+    int64_t features = b->sparse_features, n = 0;
+    for (int64_t row = 0; row < b->rows; row++) {
+        cursor[row] = n;
+        for (int64_t f = 0; f < features; f++) n += lengths[row * features + f];
+    }
+    b->ids = n;
+    n = 0;
+    for (int64_t f = 0; f < features; f++) {
+        for (int64_t row = 0; row < b->rows; row++) {
+            int32_t length = lengths[row * features + f];
+            const int64_t *from = ids + cursor[row];
+            b->lengths[f * b->rows + row] = length;
+            for (int32_t k = 0; k < length; k++) b->values[n + k] = from[k];
+            cursor[row] += length;
+            n += length;
+        }
+    }
+}
+
 void peri_batch_share(int64_t rows, int32_t rank, int32_t world, int64_t *begin, int64_t *end)
 {
     if (begin) *begin = world > 0 ? rows * rank / world : 0;
@@ -75,4 +96,20 @@ double peri_random_uniform(uint64_t seed, uint64_t stream, uint64_t index)
 {
     /* peri__hash_mix joins its arguments by xor: the seed is hashed first, or seed and stream could change places. */
     return (double)(peri__hash_mix(peri__hash_mix(peri__hash_mix(seed, 0), stream), index) >> 11) * 0x1p-53;
+}
+
+peri_status peri__ids_check(const char *function, int32_t ids, int32_t most, int32_t missing, const int64_t *table_rows, int32_t n)
+{
+    static const char *const names[] = {"PERI_IDS_HASH", ", PERI_IDS_MOD", ", PERI_IDS_EXACT", ", PERI_IDS_TEXT"};
+    if (ids < PERI_IDS_HASH || ids > most)
+        return peri__fail(PERI_EINVAL, "%s: ids = %d, allowed: %s%s%s%s", function, ids, names[0], names[1],
+                          most > PERI_IDS_MOD ? names[2] : "", most > PERI_IDS_EXACT ? names[3] : "");
+    if (missing != PERI_MISSING_EMPTY && missing != PERI_MISSING_ZERO)
+        return peri__fail(PERI_EINVAL, "%s: missing = %d, allowed: PERI_MISSING_EMPTY, PERI_MISSING_ZERO", function, missing);
+    int64_t least = missing == PERI_MISSING_ZERO ? 2 : 1;
+    for (int32_t i = 0; i < n; i++)
+        if (table_rows[i] < least)
+            return peri__fail(PERI_EINVAL, "%s: the table of category %d has %lld rows, allowed: %lld or more", function, i + 1,
+                              (long long)table_rows[i], (long long)least);
+    return PERI_OK;
 }

@@ -66,7 +66,7 @@ describe("data.criteo", function()
     assert.same(want, samples(small(text:sub(1, -2), { dense = "raw" })))
     assert.same(want, samples(small(text:gsub("\n", "\r\n"), { dense = "raw" })))
     assert.same(want, samples(small((text:gsub("\n", "\r\n"):sub(1, -3)), { dense = "raw" })))
-    assert.same({}, samples(small ""))
+    assert.error_matches(function() small "" end, "is empty: it has no line")
   end)
 
   it("transforms integers", function()

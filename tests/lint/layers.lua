@@ -13,6 +13,7 @@ local foreign = {
   ["mpi.h"] = "^runtime/backends/mpi/", ["cblas.h"] = "^runtime/backends/cpu", ["lua.h"] = "^runtime/host/",
   ["lauxlib.h"] = "^runtime/host/", ["lualib.h"] = "^runtime/host/", ["luajit.h"] = "^runtime/host/", ["nccl.h"] = "^runtime/backends/nccl",
   ["microhttpd.h"] = "^runtime/serve/http%.c", ["liburing.h"] = "^runtime/embed/tier/row_io%.c",
+  ["zlib.h"] = "^runtime/io/",
 }
 
 local function normal(path) -- "a/b/../c" -> "a/c"

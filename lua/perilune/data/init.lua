@@ -10,6 +10,7 @@ return util.face("peri.data", {
   Loader = require "perilune.data.loader",
   LogisticRegression = require "perilune.data.logistic",
   criteo = require "perilune.data.criteo",
+  csv = require "perilune.data.csv",
   debian = require "perilune.data.debian",
   synthetic = require "perilune.data.synthetic",
 })

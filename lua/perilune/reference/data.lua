@@ -99,10 +99,12 @@ function data.Batch:to(device, non_blocking) end
 ---Give the memory back now, without waiting for the collector.
 function data.Batch:release() end
 
----Lines `label TAB integers TAB hexadecimal categories` of a file, or once of a pipe: Criteo's layout. Keys are `c1` .. `c26`, dense
----features `i1` .. `i13`, tables `t_c1` .. `t_c26`.
+---Lines `label TAB integers TAB hexadecimal categories` of files, or once of a pipe: Criteo's layout. Keys are `c1` .. `c26`, dense
+---features `i1` .. `i13`, tables `t_c1` .. `t_c26`. Lines end with LF or CR LF, a byte order mark is left out, and files may be packed by
+---gzip, which are then read as a whole, in order, by every rank and worker.
 ---
----Errors: a file that cannot be read; a line of another form, with its number; an argument out of its range.
+---Errors: a file that cannot be read, is empty, no text or damaged; a line of another form, with its file and number; a part of a packed
+---file; fewer files than ranks where files are split; an argument out of its range.
 ---
 ---```lua
 ---local path = os.tmpname()
@@ -116,8 +118,9 @@ function data.Batch:release() end
 function data.criteo(args) end
 
 ---@class peri.data.criteo.args
----@field path string The file.
+---@field path string|string[] The file, or a list of files that are read as one.
 ---@field batch_size integer Samples of all ranks together; rank r of w gets its part of each batch.
+---@field split? string `rows`: a rank reads its rows of each batch; `files`: rank r of w reads files r + 1, r + 1 + w, ... (default: rows).
 ---@field rows? integer|integer[] Rows of every category's table, or a list of them (default: 100000).
 ---@field dense_features? integer Integers of a line (default: 13).
 ---@field sparse_features? integer Categories of a line (default: 26).

@@ -27,7 +27,7 @@ typedef struct peri_batch {
     int64_t global_row;     /* number of its first row in this pass over the data */
     int64_t global_rows;    /* rows of the global batch of which this is one rank's part; 0: the data is at its end */
     float *dense;           /* [rows, dense_features] */
-    float *labels;          /* [rows], 0 or 1 */
+    float *labels;          /* [rows], of the Criteo layout 0 or 1 */
     int64_t *values;        /* [ids] */
     int32_t *lengths;       /* [sparse_features, rows]: ids per bag */
 } peri_batch;
@@ -58,7 +58,9 @@ enum {
 /** What becomes of a category, read as an unsigned 64-bit number x, in a table of n rows. */
 enum {
     PERI_IDS_HASH = 0, /* XXH3_64bits(x as 8 little-endian bytes) mod n */
-    PERI_IDS_MOD = 1   /* x mod n */
+    PERI_IDS_MOD = 1,  /* x mod n */
+    PERI_IDS_EXACT = 2, /* x itself, which is below n: else PERI_ERANGE. Not of the Criteo layout */
+    PERI_IDS_TEXT = 3  /* columns of text: XXH3_64bits of its bytes, whatever they are, mod n */
 };
 
 /** What becomes of a missing category. */
@@ -76,17 +78,22 @@ typedef struct peri_criteo_config {
     int32_t rank, world;                     /* 0 <= rank < world */
     int64_t batch_rows;                      /* of the global batch, > 0 */
     double begin, end;                       /* part of the file by its bytes, 0 <= begin <= end <= 1: lines that start in it */
+    const char *const *more;                 /* [n_more] paths of files that follow `path`: all are read as one; copied */
+    int32_t n_more;
 } peri_criteo_config;
 
-/** A reader of lines "label TAB integers TAB hexadecimal categories", every field but the label possibly empty, ended by LF or CR LF, the
- *  last one by the end of the file too. A pipe (whatever is no regular file) is read once, by one rank, as a whole. */
+/** A reader of lines: of the Criteo layout, "label TAB integers TAB hexadecimal categories", every field but the label possibly empty, or
+ *  of another one (peri_csv_open). Lines are ended by LF or CR LF, the last one of a file by its end too. A byte order mark is left out.
+ *  Files may be packed by gzip (each member of one is read): they are then read as a whole, in order, by every rank. A pipe (whatever is no
+ *  regular file) is read once, by one rank, as a whole. */
 typedef struct peri_criteo peri_criteo;
 
 typedef struct peri_criteo_ref {
     peri_criteo *ptr;
 } peri_criteo_ref;
 
-/** Open a file or pipe. PERI_EIO with the system's reason; PERI_EINVAL for a part of a pipe, or several ranks. @out new. */
+/** Open files or a pipe. PERI_EIO with the system's reason; PERI_EINVAL for a part of a pipe or a packed file, or several ranks of a pipe;
+ *  PERI_EFORMAT for a file that is empty or no text. @out new. */
 PERI_API peri_status peri_criteo_open(const peri_criteo_config *options, peri_criteo **out);
 /** The same over @size bytes of @text in memory, which the caller keeps until the release; options.path only names it in messages.
  *  @out new. */
@@ -100,7 +107,8 @@ PERI_API peri_status peri_criteo_next(peri_criteo *reader, peri_batch *batch);
 /** Leave the next global batch out; @rows: its rows, of all ranks, fewer at the end of the part, 0 behind it. Fails as peri_criteo_next. */
 PERI_API peri_status peri_criteo_skip(peri_criteo *reader, int64_t *rows);
 /** Several readers of one part of a file, each on a thread of its own, can take turns at its batches: each leaves out those of the others.
- *  Where lines begin they tell each other in an index, memory of so many 64-bit words; a negative status for a pipe. */
+ *  Where lines begin they tell each other in an index, memory of so many 64-bit words; 0 where packed files are read, which have none; a
+ *  negative status for a pipe. */
 PERI_API int64_t peri_criteo_index_words(const peri_criteo *reader);
 /** Make @words an index of that part of the file, before anybody shares it. */
 PERI_API peri_status peri_criteo_index(const peri_criteo *reader, int64_t *words);
@@ -111,6 +119,48 @@ PERI_API peri_status peri_criteo_share(peri_criteo *reader, int64_t *words);
 PERI_API void peri_criteo_rewind(peri_criteo *reader);
 /** Lines of the part (counted at every call); a negative status as peri_criteo_next, PERI_EINVAL for a pipe. */
 PERI_API int64_t peri_criteo_count(peri_criteo *reader);
+
+/* -- lines of columns ------------------------------------------------------------------------------------------------------------- */
+
+/** What a column has. */
+enum {
+    PERI_COLUMN_SKIP = 0,  /* nothing that is wanted */
+    PERI_COLUMN_LABEL = 1, /* the label, a finite number; one column at most, 0 without it */
+    PERI_COLUMN_DENSE = 2, /* a number; an empty one becomes `fallback`, which is transformed like the others */
+    PERI_COLUMN_IDS = 3    /* a bag of ids, with `separator` between them; an empty one is an empty bag */
+};
+
+/** A column of a file. Dense and sparse features are numbered in the order in which they are described. */
+typedef struct peri_csv_column {
+    int64_t size;       /* sizeof(peri_csv_column) */
+    const char *name;   /* for messages and, where files have a header line, for finding it */
+    int32_t kind;       /* PERI_COLUMN_* */
+    int32_t dense;      /* DENSE: PERI_DENSE_* */
+    double fallback;    /* DENSE: what an empty one has */
+    int32_t ids;        /* IDS: PERI_IDS_* */
+    int32_t base;       /* IDS: 10 or 16: how numbers are written */
+    int64_t table_rows; /* IDS: > 0 */
+    int64_t most;       /* IDS: so many of a bag are kept, the first ones; 0: all */
+    int32_t separator;  /* IDS: a character; 0: the column has one id at most */
+} peri_csv_column;
+
+typedef struct peri_csv_config {
+    int64_t size;                   /* sizeof(peri_csv_config) */
+    const char *const *paths;       /* [n_paths] files that are read as one, or one pipe; copied */
+    const peri_csv_column *columns; /* [n_columns]; copied */
+    int32_t n_paths, n_columns;
+    int32_t delimiter;              /* a character that is no quotation mark and no line end */
+    bool header;                    /* the first line of each file names its columns: those that are described are found by their names, in
+                                       any order, and others are left out; else columns are described in the order of the file, all */
+    int32_t rank, world;            /* 0 <= rank < world */
+    int64_t batch_rows;             /* of the global batch, > 0 */
+    double begin, end;              /* part of the text by its bytes, as peri_criteo_config's */
+} peri_csv_config;
+
+/** Open files of lines of columns. A field may stand between quotation marks; it then may have delimiters in it, and two quotation marks
+ *  for one, but no line end. Fails as peri_criteo_open; PERI_EFORMAT too for a header without a column. @out new: released, read, left out,
+ *  shared and counted by the functions of peri_criteo. PERI_ERANGE of peri_criteo_next names an id that is not below its table's rows. */
+PERI_API peri_status peri_csv_open(const peri_csv_config *options, peri_criteo **out);
 
 /* -- synthetic data ---------------------------------------------------------------------------------------------------------------- */
 

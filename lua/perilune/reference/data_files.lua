@@ -1,0 +1,64 @@
+-- data_files.lua: Data loaders of files.
+--
+-- Files of a layout of your own, as loaders. What all loaders have is said with `peri.data.Loader`.
+---@meta
+
+---@class peri.data
+local data = {}
+
+---Files of lines of columns that a description names. Each column is `{ name =, kind =, ... }`:
+---
+---- `kind = "label"`: a number, what is to be predicted. At most one column; without it labels are 0.
+---- `kind = "dense"`: a number. `transform`: `raw` (default), `log`: ln(1 + max(x, 0)), `signed_log`: sign(x) ln(1 + |x|); `fallback`: what
+---  an empty field has (0).
+---- `kind = "ids"`: a bag of ids. `rows`: of its table; `table`: the table's name, which columns may share (`t_` and the column's name);
+---  `separator`: the character between ids (without it there is one, or none); `base`: 10 or 16, how they are written; `most`: so many are
+---  kept, the first ones (0: all); `ids`: what an id x becomes: `exact` (default): x, which is below `rows`, `mod`: x mod rows, `hash`: its
+---  XXH3 mod rows, `text`: the XXH3 of its bytes, whatever they are.
+---- `kind = "skip"`: left out.
+---
+---A field may stand between quotation marks; it then may have delimiters in it, and two quotation marks for one. Lines end with LF or
+---CR LF, a byte order mark is left out, and files may be packed by gzip, which are then read as a whole, in order, by every rank and
+---worker.
+---
+---Errors: a file that cannot be read, is empty, no text or damaged; a header without a column; a line of another form, an id that is not
+---below its table's rows, each with file and line; a part of a packed file; fewer files than ranks where files are split; an argument or a
+---description out of its range.
+---
+---```lua
+---local path = os.tmpname()
+---local file = assert(io.open(path, "w"))
+---file:write("clicked,age,history\n1,31,7|9|11\n0,,\n")
+---file:close()
+---local loader = peri.data.csv { path = path, header = true, batch_size = 8, columns = {
+---  { name = "clicked", kind = "label" }, { name = "age", kind = "dense", transform = "log", fallback = 20 },
+---  { name = "history", kind = "ids", rows = 100, separator = "|" },
+---} }
+---local batch = loader()
+---print(batch.rows, batch.sparse_features:values():numel(), table.concat(loader.keys)) --> 2 3 history
+---os.remove(path)
+---```
+---@param args peri.data.csv.args
+---@return peri.data.Loader
+function data.csv(args) end
+
+---@class peri.data.csv.args
+---@field path string|string[] The file, or a list of files that are read as one.
+---@field columns table[] The description, in the order of the file, or, with a header, in any order.
+---@field batch_size integer Samples of all ranks together; rank r of w gets its part of each batch.
+---@field delimiter? string The character between fields (default: ,).
+---@field header? boolean The first line of each file names the columns; others than the described ones are left out (default: false).
+---@field split? string `rows`: a rank reads its rows of each batch; `files`: rank r of w reads files r + 1, r + 1 + w, ... (default: rows).
+---@field part? string `all`, `train` (the head of the files), `test` (their tail), `fit`, `validation` (the two of train) (default: all).
+---@field holdout? number The share of the files, by bytes, that is the test part (default: 0.1).
+---@field validation? number The share of the train part that is the validation part (default: 0.05).
+---@field epochs? integer Passes; `math.huge`: for ever (default: 1).
+---@field limit? integer Samples of a pass, rounded up to whole batches (default: all).
+---@field drop_last? boolean Leave a last batch out that is not full (default: false).
+---@field rank? integer This rank (default: the world's).
+---@field world_size? integer The number of ranks (default: the world's).
+---@field device? string Where batches go (default: the rank's device).
+---@field num_workers? integer Threads that make batches ahead; 0: the caller's makes them (default: 0).
+---@field prefetch_factor? integer Batches that each of them makes ahead, at most (default: 2).
+---@field pin_memory? boolean They make them in pinned memory (default: where batches are copied to a device).
+---@field timeout? number Seconds that a batch of theirs is waited for (default: 300).
