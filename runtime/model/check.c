@@ -63,7 +63,8 @@ int32_t peri__model_format(const char *dtype, int64_t columns, int64_t *stride, 
         const char *name;
         int32_t format, element, more, codes; /* bytes of an element (0: of a byte, `codes`), and of scale and bias */
     } formats[] = {{"f32", PERI_F32, 4, 0, 0},        {"f16", PERI_F16, 2, 0, 0},       {"bf16", PERI_BF16, 2, 0, 0},
-                   {"int8", PERI_ROWS_INT8, 0, 8, 1}, {"int4", PERI_ROWS_INT4, 0, 4, 2}, {"fp8", PERI_ROWS_FP8, 0, 0, 1}};
+                   {"int8", PERI_ROWS_INT8, 0, 8, 1}, {"int4", PERI_ROWS_INT4, 0, 4, 2}, {"fp8", PERI_ROWS_FP8, 0, 0, 1},
+                   {"int8_half", PERI_ROWS_INT8_HALF, 0, 4, 1}, {"int2", PERI_ROWS_INT2, 0, 4, 4}};
     for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
         if (strcmp(dtype, formats[i].name) != 0) continue;
         *row_bytes = formats[i].element ? columns * formats[i].element : peri__ceil_div(columns, formats[i].codes) + formats[i].more;
@@ -179,22 +180,40 @@ static peri_status check_mapped(const checker *c, const peri__model_bag *bag)
     return PERI_OK;
 }
 
-static peri_status check_lookup(const checker *c, const peri__model_operation *o, int64_t out)
+static peri_status check_bag(const checker *c, const peri__model_bag *bag)
 {
     const peri_model *m = c->m;
+    WANT(bag->input >= 0 && bag->input < m->n_inputs && m->inputs[bag->input].kind == PERI_MODEL_IDS, "a bag's input is not of ids");
+    WANT(bag->table >= 0 && bag->table < m->n_tables, "a bag's table does not exist");
+    WANT(bag->map >= -1 && bag->map < m->n_maps, "a bag's map does not exist");
+    WANT(m->inputs[bag->input].rows <= m->tables[bag->table].rows, "a bag's input allows more rows than its table has");
+    return check_mapped(c, bag);
+}
+
+static peri_status check_lookup(const checker *c, const peri__model_operation *o, int64_t out)
+{
     int64_t columns = 0;
     WANT(o->n_bags > 0, "it has no bags");
     for (int32_t b = 0; b < o->n_bags; b++) {
-        const peri__model_bag *bag = &o->bags[b];
-        WANT(bag->input >= 0 && bag->input < m->n_inputs && m->inputs[bag->input].kind == PERI_MODEL_IDS, "a bag's input is not of ids");
-        WANT(bag->table >= 0 && bag->table < m->n_tables, "a bag's table does not exist");
-        WANT(bag->map >= -1 && bag->map < m->n_maps, "a bag's map does not exist");
-        WANT(m->inputs[bag->input].rows <= m->tables[bag->table].rows, "a bag's input allows more rows than its table has");
-        columns += m->tables[bag->table].columns;
+        PERI_TRY(check_bag(c, &o->bags[b]));
+        columns += c->m->tables[o->bags[b].table].columns;
         WANT(columns <= out, "its rows are wider than its result");
-        PERI_TRY(check_mapped(c, bag));
     }
     WANT(columns == out, "its rows are not as wide as its result");
+    return PERI_OK;
+}
+
+/** rows, lengths: of one bag. */
+static peri_status check_list(const checker *c, const peri__model_operation *o, int64_t out)
+{
+    WANT(o->n_bags == 1, "it wants one bag");
+    PERI_TRY(check_bag(c, o->bags));
+    if (o->kind == PERI__MODEL_lengths) {
+        WANT(out == 1, "its result is no single number");
+        return PERI_OK;
+    }
+    WANT(o->n_sizes == 2 && product_of(o->sizes, 2) == out, "it wants the sizes length and columns, which make its result");
+    WANT(o->sizes[1] == c->m->tables[o->bags[0].table].columns, "its columns are not those of its table");
     return PERI_OK;
 }
 
@@ -234,6 +253,20 @@ static peri_status check_binary(const checker *c, peri__model_operation *o, int6
     WANT(product_of(shape, ndim) == out, "its shape is not that of its result");
     WANT(inside(shape, x, ndim, 0, columns_of(c, o, 0)) && inside(shape, y, ndim, 0, columns_of(c, o, 1)),
          "its strides lead out of its values");
+    return PERI_OK;
+}
+
+/** compare, where: element by element, of as many values as there are; strides of each. */
+static peri_status check_elements(const checker *c, peri__model_operation *o, int64_t out)
+{
+    static const char *const names[] = {"eq", "ne", "lt", "le", "gt", "ge"};
+    if (o->kind == PERI__MODEL_compare) WANT(function_in(o, names, 6), "its function is unknown, allowed: eq, ne, lt, le, gt, ge");
+    WANT(o->n_sizes >= 1 && o->sizes[0] >= 1 && o->sizes[0] <= MOST_DIMS && o->n_sizes == 1 + (1 + o->n_in) * o->sizes[0],
+         "it wants the sizes dimensions, shape, and the strides of each value");
+    const int32_t ndim = (int32_t)o->sizes[0];
+    WANT(product_of(o->sizes + 1, ndim) == out, "its shape is not that of its result");
+    for (int32_t i = 0; i < o->n_in; i++)
+        WANT(inside(o->sizes + 1, o->sizes + 1 + (i + 1) * ndim, ndim, 0, columns_of(c, o, i)), "its strides lead out of its values");
     return PERI_OK;
 }
 
@@ -326,12 +359,16 @@ static peri_status check_sizes(const checker *c, peri__model_operation *o, int64
         return PERI_OK;
     case PERI__MODEL_cross: return check_cross(c, o, out);
     case PERI__MODEL_interaction: return check_interaction(c, o, out);
+    case PERI__MODEL_compare:
+    case PERI__MODEL_where: return check_elements(c, o, out);
     case PERI__MODEL_copy: return check_copy(c, o, out);
     case PERI__MODEL_cat: return check_cat(c, o, out);
     case PERI__MODEL_sum:
     case PERI__MODEL_softmax: return check_around(c, o, out);
     case PERI__MODEL_layer_norm: return check_layer_norm(c, o, out);
     case PERI__MODEL_matmul: return check_matmul(c, o, out);
+    case PERI__MODEL_rows:
+    case PERI__MODEL_lengths: return check_list(c, o, out);
     default: return bad(c, "it has no kind");
     }
 }
@@ -341,6 +378,8 @@ static bool wants_samples(const peri__model_operation *o, int32_t i)
 {
     switch (o->kind) {
     case PERI__MODEL_binary:
+    case PERI__MODEL_compare:
+    case PERI__MODEL_where:
     case PERI__MODEL_copy:
     case PERI__MODEL_cat:
     case PERI__MODEL_matmul: return false;

@@ -79,7 +79,8 @@ typedef struct peri__model_value {
 /** Kinds of operations, and how many values each reads. docs/model_file.md has the formulas. */
 #define PERI__MODEL_OPERATIONS(X)                                                                                                          \
     X(lookup, 0, 0) X(linear, 1, 2) X(unary, 1, 1) X(binary, 2, 2) X(muladd, 3, 3) X(cross, 3, 4) X(interaction, 2, 2) X(copy, 1, 1)       \
-    X(cat, 1, 65536) X(sum, 1, 1) X(softmax, 1, 1) X(layer_norm, 1, 3) X(matmul, 2, 2)
+    X(cat, 1, 65536) X(sum, 1, 1) X(softmax, 1, 1) X(layer_norm, 1, 3) X(matmul, 2, 2) X(rows, 0, 0) X(lengths, 0, 0)       \
+    X(compare, 1, 2) X(where, 3, 3)
 enum {
 #define X(name, least, most) PERI__MODEL_##name,
     PERI__MODEL_OPERATIONS(X)

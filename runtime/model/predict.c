@@ -36,7 +36,9 @@ typedef struct lists {
     const int64_t *ids, *offsets; /* offsets: n + 1, of places in `ids` and `weights` */
     const float *weights;
     int64_t n, rows; /* samples; ids below `rows` have a row, others count as zeros */
-    float *out;      /* of the first sample */
+    float *out;      /* of the first sample, or (PERI_POOLING_NONE) of the first id */
+    int64_t out_stride;
+    int32_t pooling;
 } lists;
 
 static void look_up(const run *r, const peri__model_bag *bag, const lists *l)
@@ -45,8 +47,8 @@ static void look_up(const run *r, const peri__model_bag *bag, const lists *l)
     const peri__model_rows *rows = &m->rows[bag->table];
     const int64_t ids = l->offsets[l->n];
     const peri_k_tbe_table table = {.rows = l->rows, .cols = m->tables[bag->table].columns, .stride = rows->stride,
-                                    .pooling = bag->pooling};
-    const peri_k_tbe_block block = {.bags = l->n, .out_offset = 0, .out_stride = r->columns};
+                                    .pooling = l->pooling};
+    const peri_k_tbe_block block = {.bags = l->n, .out_offset = 0, .out_stride = l->out_stride};
     peri_k_tbe_span spans[2];
     peri_k_tbe_prepare_args prepare = {
         .list = {.ids = l->ids, .offsets = l->offsets, .weights = l->weights, .tables = &table, .blocks = &block, .ordered = &block,
@@ -72,18 +74,26 @@ static void look_up_raw(const run *r, const peri__model_bag *bag, const lists *a
         peri__model_map_find(r->c->model, &r->c->model->maps[bag->map], all->ids + begin, offsets[part.n] - begin, r->c->rows);
         part.offsets = r->c->moved;
         part.weights = all->weights ? all->weights + begin : NULL;
-        part.out = all->out + first * r->columns;
+        part.out = all->out + first * all->out_stride;
         look_up(r, bag, &part);
     }
+}
+
+/** The lists of a bag's input. */
+static lists lists_of(const run *r, const peri__model_bag *bag)
+{
+    const peri_model *m = r->c->model;
+    const peri_model_values *v = &r->inputs[bag->input];
+    return (lists){.ids = v->ids, .weights = v->weights, .offsets = v->offsets ? v->offsets + r->first : r->c->offsets, .n = r->n,
+                   .rows = bag->map < 0 ? m->inputs[bag->input].rows : m->tables[bag->table].rows, .out = r->out,
+                   .out_stride = r->columns, .pooling = bag->pooling};
 }
 
 /** The rows of one feature in one table, into columns [at, at + columns of the table) of the result. */
 static void run_bag(const run *r, const peri__model_bag *bag, int64_t at)
 {
-    const peri_model *m = r->c->model;
-    const peri_model_values *v = &r->inputs[bag->input];
-    lists all = {.ids = v->ids, .weights = v->weights, .offsets = v->offsets ? v->offsets + r->first : r->c->offsets, .n = r->n,
-                 .rows = bag->map < 0 ? m->inputs[bag->input].rows : m->tables[bag->table].rows, .out = r->out + at};
+    lists all = lists_of(r, bag);
+    all.out += at;
     if (bag->map < 0 || all.offsets[all.n] == all.offsets[0]) look_up(r, bag, &all);
     else look_up_raw(r, bag, &all);
 }
@@ -95,6 +105,28 @@ static void run_lookup(const run *r)
         run_bag(r, &r->o->bags[b], at);
         at += r->c->model->tables[r->o->bags[b].table].columns;
     }
+}
+
+/** Of each sample the rows of its first ids, one after the other, and the padding behind them. */
+static void run_rows(const run *r)
+{
+    const peri__model_bag *bag = r->o->bags;
+    const int64_t most = r->o->sizes[0], columns = r->o->sizes[1];
+    const lists all = lists_of(r, bag);
+    for (int64_t b = 0; b < r->n; b++) {
+        const int64_t n = peri__min(all.offsets[b + 1] - all.offsets[b], most), offsets[2] = {0, n};
+        lists one = {.ids = all.ids + (n ? all.offsets[b] : 0), .offsets = offsets, .n = 1, .rows = all.rows,
+                     .out = r->out + b * r->columns, .out_stride = columns, .pooling = PERI_POOLING_NONE};
+        for (int64_t i = n * columns; i < r->columns; i++) one.out[i] = (float)r->o->numbers[0];
+        if (n > 0 && bag->map >= 0) look_up_raw(r, bag, &one);
+        else if (n > 0) look_up(r, bag, &one);
+    }
+}
+
+static void run_lengths(const run *r)
+{
+    const lists all = lists_of(r, r->o->bags);
+    for (int64_t b = 0; b < r->n; b++) r->out[b] = (float)(all.offsets[b + 1] - all.offsets[b]);
 }
 
 /* -- products -------------------------------------------------------------------------------------------------------------------------- */
@@ -165,6 +197,44 @@ static void run_binary(const run *r)
     }
     CALL(r, binary, &args, r->n * r->columns);
 }
+
+static bool holds(int32_t op, float x, float y)
+{
+    switch (op) {
+    case PERI_COMPARE_EQ: return x == y;
+    case PERI_COMPARE_NE: return x != y;
+    case PERI_COMPARE_LT: return x < y;
+    case PERI_COMPARE_LE: return x <= y;
+    case PERI_COMPARE_GT: return x > y;
+    default: return x >= y;
+    }
+}
+
+/** Dimensions [d, ndim) of one sample of compare (1 or 2 values) and where (3), in row-major order; returns the end of what was written. */
+static float *choose(const run *r, float *to, const float *const *x, int32_t d)
+{
+    const int32_t ndim = (int32_t)r->o->sizes[0], n = r->o->n_in;
+    const int64_t size = r->o->sizes[1 + d];
+    const float *at[3] = {x[0], x[n > 1], x[n > 2 ? 2 : 0]};
+    for (int64_t i = 0; i < size; i++) {
+        if (d + 1 < ndim) to = choose(r, to, at, d + 1);
+        else if (n == 3) *to++ = *at[0] != 0 ? *at[1] : *at[2];
+        else *to++ = holds(r->o->code, *at[0], n == 2 ? *at[1] : (float)r->o->numbers[0]) ? 1.0f : 0.0f;
+        for (int32_t k = 0; k < n; k++) at[k] += r->o->sizes[1 + (k + 1) * ndim + d];
+    }
+    return to;
+}
+
+static void run_compare(const run *r)
+{
+    for (int64_t b = 0; b < r->n; b++) {
+        const float *x[3] = {NULL};
+        for (int32_t k = 0; k < r->o->n_in; k++) x[k] = in(r, k) + b * in_step(r, k);
+        choose(r, r->out + b * r->columns, x, 0);
+    }
+}
+
+static void run_where(const run *r) { run_compare(r); }
 
 static void run_muladd(const run *r)
 {

@@ -56,7 +56,8 @@ static peri_status uses(const peri_model *m, target *list)
     if (!one) return peri__fail(PERI_EUNSUPPORTED, "model file '%.200s' cannot follow: a section has two uses", m->path);
     for (int32_t i = 0; i < m->n_sections; i++) {
         list[i].to = (char *)(uintptr_t)peri__model_data(m, i);
-        if (list[i].kind == NOTHING || list[i].kind == INDEX || m->sections[i].source) continue;
+        if (list[i].kind == INDEX || (m->sections[i].source && !*m->sections[i].source)) list[i].kind = NOTHING; /* stays, or follows ids */
+        if (list[i].kind == NOTHING || m->sections[i].source) continue;
         return peri__fail(PERI_EUNSUPPORTED,
                           "model file '%.200s' cannot follow: section %d comes from no parameter of the model by itself; allowed: files "
                           "that were exported by this version, of models whose constants are parameters",
@@ -300,7 +301,7 @@ peri_status peri__model_update(peri_model *m, peri_checkpoint *c, int64_t level,
     if (!list) return PERI_ENOMEM;
     peri_status status = uses(m, list);
     for (int32_t i = 0; status >= 0 && i < m->n_sections; i++)
-        if (list[i].kind != NOTHING && list[i].kind != INDEX) status = find(m, c, prefix, i, &list[i]);
+        if (list[i].kind != NOTHING) status = find(m, c, prefix, i, &list[i]);
     if (status >= 0) {
         *begun = true;
         status = level == 0 ? PERI_OK : take_all(m, c, level, list);

@@ -45,15 +45,16 @@ end
 
 local function outputs_of(func, m, path, configs, pooled)
   local inner, inner_path, prefix = tables_of(m, path)
-  local names, outputs, weighted = pooled and inner:embedding_names(), {}, is_true(inner, "is_weighted")
+  local names, outputs, weighted = inner:embedding_names(), {}, is_true(inner, "is_weighted")
   for _, config in ipairs(configs) do
     for _, feature in ipairs(config.feature_names) do
-      local name = names and names[#outputs + 1] or feature
+      local name = names[#outputs + 1]
       if name ~= feature and name ~= feature .. "@" .. config.name then
         P.fail(("%s: module '%s' orders its outputs in a way that is not known"):format(func, path))
       end
       outputs[#outputs + 1] = { name = name, feature = feature, table = config.name, pooling = pooled and config.pooling:lower(),
         columns = config.embedding_dim, rows = config.num_embeddings, weighted = weighted, module = inner,
+        data_type = config.data_type, bytes = config.data_type:find "INT" ~= nil or config.data_type == "FP8",
         key = joined(inner_path, ("%s.%s.weight"):format(prefix, config.name)), map = map_of(func, m, path, config.name) }
     end
   end
@@ -61,7 +62,7 @@ local function outputs_of(func, m, path, configs, pooled)
 end
 
 --- The collections of a model, by the order of their columns: { module =, path =, outputs = list of { name =, feature =, table =,
---- pooling =, columns =, rows =, weighted =, module = that has the table, key = of the table in the state, map = } }. What is inside of
+--- pooling =, columns =, rows =, weighted =, module = that has the table, data_type =, bytes =, key = of the table in the state, map = } }. What is inside of
 --- one is left out.
 function M.of(func, model)
   local list, within = {}, nil
@@ -77,7 +78,8 @@ function M.of(func, model)
       list[#list + 1] = { module = m, path = path, outputs = outputs_of(func, m, path, embedding:embedding_bag_configs(), true) }
       within = path
     elseif not inside and type(rows) == "function" and type(m.forward) == "function" and not rawget(m, "_managed_collision_modules") then
-      P.fail(("%s: module '%s' is a %s, whose rows of ids have no form for inference yet"):format(func, path, m.class_name))
+      list[#list + 1] = { module = m, path = path, outputs = outputs_of(func, m, path, embedding:embedding_configs(), false), rows = true }
+      within = path
     end
   end
   return list
@@ -85,14 +87,19 @@ end
 
 -- -- what the file has of them ------------------------------------------------------------------------------------------------------------
 
---- How the rows of an output's table are read (file.lua), and their dtype.
-local function weight_of(func, out, state)
+--- What a model file calls the data types of tables.
+local data_types = { FP32 = "f32", FP16 = "f16", BF16 = "bf16", INT8 = "int8_half", INT4 = "int4", INT2 = "int2", FP8 = "fp8" }
+
+--- How the rows of an output's table are read (file.lua) for a file that has them as `dtype`: as numbers, or as bytes that are those of
+--- the file already.
+local function weight_of(func, out, state, dtype)
   local m = out.module
-  if type(m.table_rows) == "function" then
-    return function(row, n) return m:table_rows(out.table, "weight", row, n) end, m:table_rows(out.table, "weight", 0, 0):dtype()
+  if m.pruned then P.fail(("%s: table '%s' is pruned, which has no form for inference"):format(func, out.table)) end
+  if m.table_state and out.bytes and data_types[out.data_type] == dtype then
+    return function(row, n) return m:table_state(out.table):slice(1, row, row + n) end
   end
-  local weight = state()[out.key] or P.fail(("%s: the model's state has no '%s'"):format(func, out.key))
-  return weight, weight:dtype()
+  if type(m.table_rows) == "function" then return function(row, n) return m:table_rows(out.table, "weight", row, n) end end
+  return state()[out.key] or P.fail(("%s: the model's state has no '%s'"):format(func, out.key))
 end
 
 local MCH_FREE, HASH_FREE = "7fffffffffffffff", "ffffffffffffffff"
@@ -128,11 +135,12 @@ local function read_map(map, state)
 end
 
 --- The dtype of an output's table in the file, and whether its numbers are rounded for it.
-local function dtype_of(func, out, wanted, own)
+local function dtype_of(func, out, wanted)
+  local own = data_types[out.data_type]
   local dtype = type(wanted) == "table" and (wanted[out.table] or wanted.default) or wanted
   if dtype == nil or dtype == "as they are" or type(dtype) == "table" then dtype = own end
   if not file.table_dtypes[dtype] then
-    P.fail(("%s: table '%s' as '%s', allowed: f32, f16, bf16, int8, int4, fp8"):format(func, out.table, tostring(dtype)))
+    P.fail(("%s: table '%s' as '%s', allowed: %s"):format(func, out.table, tostring(dtype), table.concat(util.keys(file.table_dtypes), ", ")))
   end
   return dtype, dtype ~= own and dtype ~= "f32"
 end
@@ -188,9 +196,8 @@ function M.inputs(func, a, kept, values, state)
     end
     raw[b.feature] = out.map ~= nil
     b.index = number_of(tables, out.key, function()
-      local weight, own = weight_of(func, out, state)
-      local dtype, rounded = dtype_of(func, out, a.tables, own)
-      return { name = out.table, weight = weight, rows = out.rows, columns = out.columns, dtype = dtype, source = out.key,
+      local dtype, rounded = dtype_of(func, out, a.tables)
+      return { name = out.table, weight = weight_of(func, out, state, dtype), rows = out.rows, columns = out.columns, dtype = dtype, source = out.key,
         rounded = rounded }
     end)
     b.map = out.map and number_of(maps, out.map.key, function() return read_map(out.map, state) end)

@@ -43,16 +43,19 @@ local function hex_of(u64) return bit.tohex(tonumber(u64 / 2 ^ 32)) .. bit.tohex
 
 local row_formats = {
   int8 = { codes = C.PERI_CODES_INT8, scale_dtype = C.PERI_F32, scale_first = false },
+  int8_half = { codes = C.PERI_CODES_INT8, scale_dtype = C.PERI_F16, scale_first = true },
+  int2 = { codes = C.PERI_CODES_INT2, scale_dtype = C.PERI_F16, scale_first = true },
   int4 = { codes = C.PERI_CODES_INT4, scale_dtype = C.PERI_F16, scale_first = true },
   fp8 = { codes = C.PERI_CODES_FP8, scale_dtype = -1, scale_first = false, exponent_bits = 4, exponent_bias = 7 },
 }
-M.table_dtypes = { f32 = true, f16 = true, bf16 = true, int8 = true, int4 = true, fp8 = true }
+M.table_dtypes = { f32 = true, f16 = true, bf16 = true, int8 = true, int8_half = true, int4 = true, int2 = true, fp8 = true }
 
 local out = ffi.new "peri_tensor *[1]"
 
 --- Rows as they lie in a file.
 local function encoded(rows, dtype)
   local f = row_formats[dtype]
+  if rows:dtype() == "u8" then return rows end -- as they are
   if not f then return rows:to(dtype) end
   local format = ffi.new("peri_row_format", { alignment = 1, codes = f.codes, scale_dtype = f.scale_dtype, scale_first = f.scale_first,
     exponent_bits = f.exponent_bits or 0, exponent_bias = f.exponent_bias or 0 })
@@ -62,10 +65,10 @@ end
 
 local BLOCK_BYTES = 16 * 2 ^ 20
 
---- Call f(tensor) with blocks of a table's rows, in their order. weight: a function(row, n) -> tensor, or a ShardedTensor, which is
---- collective, and then f is called on all ranks.
+--- Call f(tensor) with blocks of a table's rows, in their order. weight: a function(row, n) -> tensor, a tensor, or a ShardedTensor,
+--- which is collective, and then f is called on all ranks.
 local function by_rows(weight, rows, columns, f)
-  local whole = ShardedTensor.is(weight) and weight:gather()
+  local whole = ShardedTensor.is(weight) and weight:gather() or Tensor.is(weight) and weight or nil
   local step = math.max(1, math.floor(BLOCK_BYTES / (4 * columns)))
   for from = 0, rows - 1, step do
     local n = math.min(step, rows - from)
@@ -81,6 +84,13 @@ end
 local Writer = util.class "ExportWriter"
 local Handle = P.handle("peri_model_writer", {}, {}, "the writer of a model file")
 local writer_out, number, place = ffi.new "peri_model_writer *[1]", ffi.new "int32_t[1]", ffi.new "peri_model_writer_place"
+
+local data_out = ffi.new "void *[1]"
+--- What a tensor and views of all its elements in their order have in common; nil: a tensor that has its elements in another order.
+function M.place(t)
+  if not t:is_contiguous() or C.peri_tensor_data(t.ptr, data_out) < 0 then return nil end
+  return ("%s %d"):format(tostring(data_out[0]), t:numel())
+end
 
 --- rank: only rank 0 writes; the others take part in what is collective. dense: dtype of matrices. names: of the model's parameters and
 --- buffers, by the addresses of what their handles point to.
@@ -105,9 +115,17 @@ function Writer:put(tensor)
   check(C.peri_model_writer_put(self.handle.ptr, buffer, n * tonumber(C.peri_dtype_size(P.dtype(tensor:dtype())))))
 end
 
---- A constant, as f32.
-function Writer:constant(tensor)
-  local section = self:begin(self.names[util.address(tensor)])
+local whole = { i32 = true, i64 = true, bool = true } -- dtypes that no parameter has
+
+--- A constant, as f32. fixed: it is a number of the program, and comes from no parameter.
+function Writer:constant(tensor, fixed)
+  fixed = fixed or whole[tensor:dtype()]
+  local section = self:begin(fixed and "" or self.names[util.address(tensor)] or self.names[M.place(tensor)])
+  for _, x in ipairs((tensor:dtype() == "i32" or tensor:dtype() == "i64") and tensor:reshape(-1):to_list() or {}) do
+    if math.abs(tonumber(x)) > 2 ^ 24 then
+      P.fail(("export: a constant has the whole number %s, allowed: up to 2^24, which f32 holds"):format(tostring(x)))
+    end
+  end
   self:put(tensor:detach():to("f32", "cpu"):contiguous())
   return section
 end
@@ -206,12 +224,15 @@ function M.write(p)
     renumbered[old] = #values
     local fields = object({ "columns", v.columns })
     if v.input then fields[2] = { "input", v.input } end
-    if v.constant then fields[2] = { "section", w:constant(v.constant) } end
+    if v.constant then fields[2] = { "section", w:constant(v.constant, v.fixed) } end
     values[#values + 1] = fields
   end
   local operations = util.map(p.operations, function(o)
     local bags = o.bags and util.map(o.bags, function(b)
-      return object({ "input", b.input }, { "table", b.index }, { "pooling", b.pooling }, b.map and { "map", b.map } or nil)
+      local fields = object({ "input", b.input }, { "table", b.index })
+      if o.op == "lookup" then fields[#fields + 1] = { "pooling", b.pooling } end
+      if b.map then fields[#fields + 1] = { "map", b.map } end
+      return fields
     end)
     return operation_json(o, index, o.panels and w:matrix(o.panels), w.dense, bags)
   end)

@@ -204,10 +204,13 @@ local function recorded(model, call, a, used)
   return kept, values, outputs, traces
 end
 
---- The names of a model's parameters and buffers, by the addresses of what their handles point to.
+--- The names of a model's parameters and buffers, by the addresses of what their handles point to, and by their place (file.place).
 local function names_of(model)
   local names = {}
-  for _, entry in ipairs(model:named_state()) do names[util.address(util.resolve(entry.tensor))] = entry.name end
+  for _, entry in ipairs(model:named_state()) do
+    local t = util.resolve(entry.tensor)
+    names[util.address(t)], names[file.place(t) or ""] = entry.name, entry.name
+  end
   return names
 end
 

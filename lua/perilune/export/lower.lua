@@ -86,16 +86,19 @@ function Lowering:resolve(a, b, what)
   if a.at ~= b.at and not self.equal(a.constant, b.constant) then
     self:fail("%s is made anew for each batch, and not by an operation that can be recorded", what)
   end
-  if a.dtype ~= "f32" and a.dtype ~= "f16" and a.dtype ~= "bf16" then self:fail("%s is %s, wanted f32", what, tostring(a.dtype)) end
+  if not self.kinds[a.dtype] then self:fail("%s is %s, wanted f32", what, tostring(a.dtype)) end
   return { constant = a.constant, shape = a.shape, at = a.at }
 end
+
+--- Dtypes of constants, which are f32 in the file: whole numbers that it cannot hold are found where a constant is written.
+Lowering.kinds = { f32 = true, f16 = true, bf16 = true, i32 = true, i64 = true, bool = true }
 
 --- Whether two constants hold the same numbers.
 function Lowering.equal(a, b)
   if not Tensor.is(a) or not Tensor.is(b) or text_of(a:shape()) ~= text_of(b:shape()) or a:dtype() ~= b:dtype() then return false end
   local x, y = a:to_list(), b:to_list()
   for i = 1, #x do
-    if x[i] ~= y[i] then return false end
+    if x[i] ~= y[i] and (x[i] == x[i] or y[i] == y[i]) then return false end -- NaN is one
   end
   return true
 end
@@ -109,11 +112,12 @@ function Lowering:arguments(skip)
   return list
 end
 
---- The shape of a sample of the n-th result, or of an entry of it.
-function Lowering:result_shape(n, entry)
+--- The shape of a sample of the n-th result, or of an entry of it. any: of other dtypes than f32, too, whose numbers a file has as f32:
+--- truth as 0 and 1, and the lengths of lists.
+function Lowering:result_shape(n, entry, any)
   local a, b = self.entry.results[n or 1], self.other.results[n or 1]
   if entry then a, b = a.list[entry], b.list[entry] end
-  if a.dtype ~= "f32" then self:fail("the result is %s, wanted f32", tostring(a.dtype)) end
+  if a.dtype ~= "f32" and not any then self:fail("the result is %s, wanted f32", tostring(a.dtype)) end
   return self:sample_shape(a.shape, b.shape)
 end
 
@@ -135,9 +139,15 @@ function Lowering:constant(x)
   if x.index then return x end
   local known = self.constants[x.at]
   if known then return { index = known.index, shape = x.shape, fixed = true } end
-  local v = self:value({ math.max(product(x.shape), 1) }, { constant = x.constant })
+  local v = self:value({ math.max(product(x.shape), 1) }, { constant = x.constant, fixed = x.number })
   self.constants[x.at] = v
   return { index = v.index, shape = x.shape, fixed = true }
+end
+
+--- A number as a value.
+function Lowering:number(x)
+  local at = ("number %.17g"):format(x)
+  return self:constant { constant = Tensor.full({ 1 }, x, "f32", "cpu"), shape = {}, at = at, number = true }
 end
 
 --- Append an operation; returns its result, of this shape a sample.

@@ -63,6 +63,38 @@ arithmetic("sub", function(x) return "affine", 1, -x end, function(x) return "af
 arithmetic("mul", function(x) return "affine", x, 0 end, function(x) return "affine", x, 0 end)
 arithmetic("div", function(x) return "affine", 1 / x, 0 end, function(x) return "reciprocal", x end)
 
+function M.maximum(l) local a = l:arguments() binary(l, "maximum", a[1], a[2]) end
+function M.minimum(l) local a = l:arguments() binary(l, "minimum", a[1], a[2]) end
+function M.clamp(l)
+  local a = l:arguments()
+  unary(l, a[1], "clamp", a[2] or -math.huge, a[3] or math.huge)
+end
+
+--- Element by element, of operands that broadcast to the result.
+local function elements(l, name, operands, fields)
+  local shape = l:result_shape(1, nil, true)
+  if #shape > 7 then l:fail("%d dimensions, allowed: up to 7", #shape) end
+  fields.inputs, fields.sizes = {}, joined({ #shape }, shape)
+  for i, x in ipairs(operands) do
+    local v = type(x) == "number" and l:number(x) or l:constant(x)
+    fields.inputs[i], fields.sizes = v.index, joined(fields.sizes, operand_strides(l, v, shape))
+  end
+  l:set(l:op(name, shape, fields))
+end
+
+for _, name in ipairs { "eq", "ne", "lt", "le", "gt", "ge" } do
+  M[name] = function(l)
+    local a = l:arguments()
+    local number = type(a[2]) == "number"
+    elements(l, "compare", number and { a[1] } or { a[1], a[2] }, { ["function"] = name, numbers = { number and a[2] or 0, 0 } })
+  end
+end
+function M.where(l) elements(l, "where", l:arguments(), {}) end
+function M.masked_fill(l)
+  local a = l:arguments()
+  elements(l, "where", { a[2], a[3], a[1] }, {})
+end
+
 function M.muladd(l)
   local a, inputs = l:arguments(), {}
   for i = 1, 3 do inputs[i] = l:sample(a[i], ("argument %d"):format(i)).index end
@@ -97,17 +129,18 @@ function M.matmul(l)
   if #(x.shape or {}) < 2 or #(y.shape or {}) < 2 then l:fail "a product of vectors" end
   x, y = l:constant(x), l:constant(y)
   local n = #shape
-  if n ~= 3 then l:fail("a product of %d dimensions, wanted [samples, rows, columns]", n) end
-  --- Strides of the batch, of rows and of columns, of an operand [samples, rows, columns] or a constant matrix.
+  --- Strides from matrix to matrix, of rows and of columns, of an operand [samples, ..., rows, columns] or a constant matrix.
   local function strides(z)
-    if not z.fixed and #z.shape ~= 3 then l:fail("a factor of shape %s a sample", text_of(z.shape)) end
-    local s = strides_of(z.shape)
-    local batch = #z.shape == 3 and z.shape[1] ~= 1 and s[1] or 0
-    if z.fixed and batch ~= 0 then l:fail "a constant with a matrix for each sample" end
+    local s, batch, whole = strides_of(z.shape), 0, not z.fixed and #z.shape == n
+    for d = 1, n - 2 do whole = whole and z.shape[d] == shape[d] end
+    if whole then batch = z.shape[n - 1] * z.shape[n]
+    elseif product(z.shape, 1, #z.shape - 2) ~= 1 then
+      l:fail("a factor of shape %s a sample, where the product has %s", text_of(z.shape), text_of(shape))
+    end
     return { batch, s[#s - 1], s[#s] }
   end
   l:set(l:op("matmul", shape, { inputs = { x.index, y.index },
-    sizes = joined({ shape[1], shape[2], shape[3], x.shape[#x.shape] }, strides(x), strides(y)) }))
+    sizes = joined({ product(shape, 1, n - 2), shape[n - 1], shape[n], x.shape[#x.shape] }, strides(x), strides(y)) }))
 end
 M.bmm = M.matmul
 
@@ -209,11 +242,23 @@ end
 --- The same elements in the same order.
 local function same(l)
   local x = l:sample(l:arguments(1)[1], "the tensor")
-  local shape = l:result_shape()
+  local shape = l:result_shape(1, nil, true)
   if product(shape) ~= product(x.shape) then l:fail "the elements of a sample would go to others" end
   l:set({ index = x.index, shape = shape })
 end
 for _, name in ipairs { "reshape", "contiguous", "detach", "share", "to" } do M["tensor:" .. name] = same end
+M.unsqueeze, M.squeeze = same, same
+
+function M.permute(l)
+  local a = l:arguments()
+  local x, own, strides = l:sample(a[1], "the tensor"), nil, {}
+  own = strides_of(x.shape)
+  for i, d in ipairs(a[2]) do
+    if i == 1 and d ~= 1 then l:fail "samples would be no longer the first dimension" end
+    strides[i] = own[d < 0 and d + #x.shape + 1 or d]
+  end
+  l:set(l:view(x, l:result_shape(1, nil, true), strides))
+end
 
 -- -- along dimensions ---------------------------------------------------------------------------------------------------------------------
 
@@ -286,7 +331,8 @@ end
 
 -- -- tables -------------------------------------------------------------------------------------------------------------------------------
 
---- An embedding bag collection's KeyedTensor.
+--- An embedding bag collection's KeyedTensor, or the JaggedTensors of an embedding collection, which are no values of the file: what is
+--- made of them is.
 function M.lookup(l)
   local e, columns, bags = l.entry, 0, {}
   local kjt = e.args[1]
@@ -295,10 +341,28 @@ function M.lookup(l)
   for i, out in ipairs(e.collection.outputs) do
     bags[i] = { feature = out.feature, pooling = out.pooling, kjt = input, out = out }
     columns = columns + out.columns
+    if e.collection.rows then l:set({ bag = bags[i] }, 1, i) end
   end
+  if e.collection.rows then return end
   local v = l:op("lookup", { 1, columns }, { inputs = {}, bags = bags })
   v.collection = e.collection
   l:set(v)
+end
+
+local function bag_of(l, x)
+  return { type(x) == "table" and x.bag or l:fail "a JaggedTensor that no collection of the model made" }
+end
+
+M["JaggedTensor:to_padded_dense"] = function(l)
+  local a = l:arguments()
+  if not a[2] then l:fail "without a desired_length, the longest list of a batch would say how long all are" end
+  local shape, length = l:result_shape(), tonumber(a[2])
+  l:set(l:op("rows", shape, { inputs = {}, bags = bag_of(l, a[1]), sizes = { length, shape[3] }, numbers = { a[3] or 0, 0 } }))
+end
+
+--- Whole numbers in Lua; where they become f32 the file's number is used.
+M["JaggedTensor:lengths"] = function(l)
+  l:set(l:op("lengths", { 1 }, { inputs = {}, bags = bag_of(l, l:arguments()[1]) }))
 end
 
 M["KeyedTensor:values"] = function(l)

@@ -15,7 +15,7 @@ local signature = require "perilune.signature"
 local rules = require "perilune.export.rules"
 local C = P.C
 
-local KeyedTensor, KeyedJaggedTensor = jagged.KeyedTensor, jagged.KeyedJaggedTensor
+local KeyedTensor, KeyedJaggedTensor, JaggedTensor = jagged.KeyedTensor, jagged.KeyedJaggedTensor, jagged.JaggedTensor
 
 --- The line of the program that called what runs now: the first one outside of the library, else the first of the library's own models.
 local function where()
@@ -35,9 +35,9 @@ end
 
 local address = util.address
 
---- The tensor or KeyedTensor that a value is or stands for; else nil.
+--- The tensor, KeyedTensor or the like that a value is or stands for; else nil.
 local function handle(x)
-  if Tensor.is(x) or KeyedTensor.is(x) or KeyedJaggedTensor.is(x) then return util.resolve(x) end
+  if Tensor.is(x) or KeyedTensor.is(x) or KeyedJaggedTensor.is(x) or JaggedTensor.is(x) then return util.resolve(x) end
 end
 
 local Trace = util.class "ExportTrace"
@@ -47,7 +47,8 @@ function Trace:init()
   self.made = 0
 end
 
-local release = { { Tensor, "peri_tensor" }, { KeyedTensor, "peri_kt" }, { KeyedJaggedTensor, "peri_kjt" } }
+local release = { { Tensor, "peri_tensor" }, { KeyedTensor, "peri_kt" }, { KeyedJaggedTensor, "peri_kjt" },
+  { JaggedTensor, "peri_jt" } }
 
 --- Keep what a handle points to until `forget`.
 function Trace:keep(x)
@@ -193,7 +194,8 @@ local function hook_collections(trace, collections)
       signature.watch.call = watch
       if not results[1] then error(results[2], 0) end
       local entry = { func = "lookup", collection = c, args = { trace:describe(features, "lookup", line) }, where = line, n = 1 }
-      entry.results = { trace:note(results[2]) }
+      entry.results = { c.rows and { list = util.map(c.outputs, function(out) return trace:note(results[2][out.name]) end) }
+        or trace:note(results[2]) }
       trace.entries[#trace.entries + 1] = entry
       return results[2], results[3]
     end)

@@ -11,8 +11,9 @@ end
 M.known = set [[
   relu sigmoid tanh silu gelu softplus logsigmoid leaky_relu exp log sqrt abs square pow affine neg reciprocal
   add sub mul div muladd linear matmul bmm cat stack split sum mean softmax log_softmax layer_norm interaction cross_net
+  eq ne lt le gt ge where masked_fill clamp maximum minimum unsqueeze squeeze permute
   tensor:reshape tensor:transpose tensor:slice tensor:expand tensor:contiguous tensor:detach tensor:share tensor:to
-  KeyedTensor:values KeyedTensor:get
+  KeyedTensor:values KeyedTensor:get JaggedTensor:to_padded_dense JaggedTensor:lengths
 ]]
 
 --- Functions that make a tensor of nothing but numbers of the program.

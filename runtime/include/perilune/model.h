@@ -115,7 +115,7 @@ typedef struct peri_model_info {
 /** One embedding table of the file. */
 typedef struct peri_model_table {
     const char *name;
-    const char *dtype; /* "f32", "f16", "bf16", "int8", "int4", "fp8" */
+    const char *dtype; /* "f32", "f16", "bf16", "int8", "int8_half", "int4", "int2", "fp8" */
     int64_t rows, columns, bytes;
     int64_t spare[4]; /* likewise */
 } peri_model_table;

@@ -1,0 +1,396 @@
+-- models.lua: models drawn at random, exported: tables of all dtypes and poolings, shared by features or shared between collections, weighted,
+-- as parameters or fused, in files, quantised, with maps of raw ids, pooled or as sequences; alone, or over ranks under a drawn plan
+-- (replicas and files among it); and layers of all kinds behind them. The law: the file answers with the bits of the model in evaluation,
+-- for batches and for samples alone; a table that is rounded for the file answers as a model whose rows were rounded before; and, of a
+-- third of them, a file that follows three steps of training has the bits of a file that is exported then.
+--
+--   luajit tests/fuzz/models.lua [MODELS [SEED]]   as `make test` runs it; a failure says how to repeat it
+--   luajit tests/fuzz/models.lua SECONDSs [SEED]   as `make fuzz` runs it
+--   luajit tests/fuzz/models.lua once SEED         one model, printed
+-- inputs: 25
+-- takes: 3 s
+local ffi = require "ffi"
+local here, build = io.popen("pwd"):read "*l", os.getenv "PERI_BUILD" or "build"
+package.path = ("%s/%s/lua/?.lua;%s/lua/?.lua;%s/lua/?/init.lua;%s"):format(here, build, here, here, package.path)
+local peri = require "perilune"
+local sim = require "perilune.dist.sim"
+local nn, F, plan, embed = peri.nn, peri.nn.functional, peri.plan, peri.embed
+
+local memory = io.open("/dev/shm/.", "r")
+if memory then memory:close() end
+local folder = os.tmpname()
+os.remove(folder)
+folder = (memory and "/dev/shm/" or "/tmp/") .. "peri-models-" .. folder:match "[^/]*$"
+
+-- -- drawing ------------------------------------------------------------------------------------------------------------------------------
+
+--- Whole numbers below n, by `seed` alone.
+local function generator(seed)
+  local x = seed * 48271 % 2147483647 + 1
+  for _ = 1, 4 do x = x * 16807 % 2147483647 end
+  return function(n)
+    x = x * 16807 % 2147483647
+    return math.floor(x / 2147483647 * n)
+  end
+end
+local function pick(draw, list) return list[draw(#list) + 1] end
+
+local DENSE = 6 -- columns of the dense input
+
+--- A collection: { kind =, tables = list of plain tables, weighted =, mc =, sharding = }.
+local function drawn_collection(draw, number)
+  local kinds = { "bags", "bags", "bags", "parameters", "files", "quant", "mc_bags", "rows", "mc_rows", "quant_rows" }
+  local c = { kind = pick(draw, kinds), tables = {}, name = "c" .. number, length = draw(5) + 1, padding = pick(draw, { 0, 0, -1.5 }) }
+  local rows = c.kind:find "rows"
+  c.weighted = not rows and draw(3) == 0
+  local dim = pick(draw, { 4, 8, 12 })
+  for i = 1, draw(3) + 1 do
+    local t = { name = ("t%d_%d"):format(number, i), num_embeddings = draw(60) + 4, embedding_dim = rows and dim or pick(draw, { 4, 8, 16 }),
+      feature_names = {}, pooling = not rows and pick(draw, { "SUM", "MEAN" }) or nil }
+    if c.kind:find "quant" then t.data_type = pick(draw, { "INT8", "INT4", "INT2", "FP8", "FP16", "FP32", "BF16" })
+    elseif c.kind ~= "parameters" then t.data_type = i == 1 and pick(draw, { "FP32", "FP32", "FP16", "BF16" }) or c.tables[1].data_type end
+    for k = 1, draw(3) + 1 do t.feature_names[k] = ("f%d_%d_%d"):format(number, i, k) end
+    c.tables[i] = t
+  end
+  if not c.kind:find "mc" and draw(3) == 0 then -- a feature of two tables
+    c.tables[#c.tables].feature_names[1] = c.tables[1].feature_names[1]
+    if #c.tables == 1 then c.tables[1].feature_names = { c.tables[1].feature_names[1] } end
+  end
+  return c
+end
+
+local maps = {
+  function(t) return peri.MCHManagedCollisionModule { zch_size = t.num_embeddings, eviction_interval = 1,
+    eviction_policy = embed.LRU_EvictionPolicy {} } end,
+  function(t) return peri.MCHManagedCollisionModule { zch_size = t.num_embeddings, eviction_interval = 2, buckets = 2, spread = "modulo",
+    on_miss = "hash", eviction_policy = embed.LFU_EvictionPolicy {} } end,
+  function(t) return peri.HashZchManagedCollisionModule { zch_size = t.num_embeddings, total_num_buckets = 1, max_probe = 3 } end,
+  function(t) return peri.HashZchManagedCollisionModule { zch_size = t.num_embeddings, total_num_buckets = 1, disable_fallback = true } end,
+}
+
+--- The module of a drawn collection.
+local function made(c, ranks)
+  local rows, tables = c.kind:find "rows", {}
+  for i, t in ipairs(c.tables) do
+    tables[i] = (rows and peri.EmbeddingConfig or peri.EmbeddingBagConfig)(peri.util.copy(t))
+    if c.kind:find "quant" then tables[i].data_type = "FP32" end
+  end
+  local fused = c.kind ~= "parameters" and { optimizer = "rowwise_adagrad", learning_rate = 0.1 } or nil
+  if c.kind == "files" and ranks == 0 then fused.cache_params = plan.CacheParams { load_factor = 1 } end
+  local collection = (rows and peri.EmbeddingCollection or peri.EmbeddingBagCollection) { tables = tables, seed = 3, fused_params = fused,
+    is_weighted = not rows and c.weighted or nil }
+  if c.kind:find "quant" then
+    local types = {}
+    for _, t in ipairs(c.tables) do types[t.name] = t.data_type end
+    return (rows and peri.QuantEmbeddingCollection or peri.QuantEmbeddingBagCollection).from_float(collection,
+      { dtype = c.tables[1].data_type, per_table_weight_dtype = types })
+  end
+  if not c.kind:find "mc" then return collection end
+  local modules = {}
+  for i, t in ipairs(c.tables) do modules[t.name] = maps[(i + #t.name + t.num_embeddings) % #maps + 1](t) end
+  local mcc = peri.ManagedCollisionCollection { embedding_configs = tables, managed_collision_modules = modules }
+  if rows then return peri.ManagedCollisionEmbeddingCollection { embedding_collection = collection, managed_collision_collection = mcc } end
+  return peri.ManagedCollisionEmbeddingBagCollection { embedding_bag_collection = collection, managed_collision_collection = mcc }
+end
+
+-- Layers of [samples, n] numbers: name -> f(n), which returns a module of as many.
+local layers = {
+  linear = function(n) return nn.Linear { in_features = n, out_features = n } end,
+  bare = function(n) return nn.Linear { in_features = n, out_features = n, bias = false } end,
+  norm = function(n) return nn.LayerNorm { normalized_shape = n } end,
+  swish = function(n) return nn.SwishLayerNorm { input_dims = n } end,
+  batch = function(n) return nn.BatchNorm1d { num_features = n } end,
+  drop = function() return nn.Dropout { p = 0.3 } end,
+  mlp = function(n) return nn.MLP { in_size = n, layer_sizes = { 7, n } } end,
+  prelu = function(n) return nn.PReLU { num_parameters = n } end,
+  cross = function(n) return nn.CrossNet { in_features = n, num_layers = 2 } end,
+  low = function(n) return nn.LowRankCrossNet { in_features = n, num_layers = 2, low_rank = 3 } end,
+  vector = function(n) return nn.VectorCrossNet { in_features = n, num_layers = 2 } end,
+  mixture = function(n) return nn.LowRankMixtureCrossNet { in_features = n, num_layers = 1, num_experts = 2, low_rank = 2 } end,
+  attention = function(n)
+    local M = nn.Module:extend "Attention"
+    function M:init() self.a = nn.MultiheadAttention { embed_dim = 2, num_heads = 2, batch_first = true } end
+    function M:forward(x)
+      local y = F.stack({ x, x:silu() }, 3)
+      return (self.a(y, y, y)):mean(3)
+    end
+    return n > 0 and M()
+  end,
+  gate = function(n)
+    local M = nn.Module:extend "Gate"
+    function M:init() self.scale = nn.Parameter(peri.Tensor.uniform({ n }, 0.5, 2, 4)) end
+    function M:forward(x) return x * self.scale + F.softmax(x, 2) / (1 + x:square()) - (x:abs() + 1):sqrt() end
+    return M()
+  end,
+}
+for _, name in ipairs { "relu", "sigmoid", "tanh", "gelu", "softplus" } do
+  layers[name] = function()
+    local M = nn.Module:extend(name)
+    function M:forward(x) return x[name](x) end -- luacheck: ignore 212
+    return M()
+  end
+end
+
+local function drawn(seed)
+  local draw = generator(seed)
+  local m = { collections = {}, stack = {}, ranks = pick(draw, { 0, 0, 0, 1, 2 }), follow = draw(3) == 0, draw = draw, seed = seed }
+  for i = 1, draw(2) + 1 do m.collections[i] = drawn_collection(draw, i) end
+  for i = 1, draw(5) do m.stack[i] = pick(draw, peri.util.keys(layers)) end
+  m.outputs, m.dense, m.interaction = draw(2) + 1, draw(4) > 0, pick(draw, { "cat", "cat", "products" })
+  m.tables = pick(draw, { "as they are", "as they are", "f16", "bf16", "int8" })
+  m.matrices = pick(draw, { "f32", "f32", "f32", "bf16" })
+  if m.ranks > 0 then
+    for _, c in ipairs(m.collections) do
+      if c.kind:find "quant" then c.kind = c.kind == "quant" and "bags" or "rows" end
+      for _, t in ipairs(c.tables) do t.data_type = c.kind ~= "parameters" and pick(draw, { "FP32", "FP16" }) or "FP32" end
+      for _, t in ipairs(c.tables) do t.data_type = c.tables[1].data_type end -- alone they are in one batch
+    end
+  end
+  return m
+end
+
+-- -- the model ----------------------------------------------------------------------------------------------------------------------------
+
+local Net = nn.Module:extend "Net"
+function Net:init(m)
+  for _, c in ipairs(m.collections) do self[c.name] = made(c, m.ranks) end
+  local width = m.dense and DENSE or 0
+  for _, c in ipairs(m.collections) do
+    for _, t in ipairs(c.tables) do
+      width = width + #t.feature_names * t.embedding_dim * (c.kind:find "rows" and c.length or 1) + (c.kind:find "rows" and 1 or 0)
+    end
+  end
+  self.under = nn.Linear { in_features = width, out_features = 12 }
+  self.stack = nn.ModuleList(peri.util.map(m.stack, function(name) return layers[name](12) end))
+  self.over = nn.MLP { in_size = 12, layer_sizes = { 5, m.outputs } }
+  self.shape = setmetatable({ m = m }, {})
+end
+
+function Net:forward(b)
+  local m, parts = self.shape.m, {}
+  if m.dense then parts[1] = b.dense end
+  for _, c in ipairs(m.collections) do
+    local rows = self[c.name](b[c.name])
+    if c.kind:find "rows" then
+      rows = peri.util.resolve(rows)
+      local seen = {}
+      for _, t in ipairs(c.tables) do
+        for k, feature in ipairs(t.feature_names) do
+          local jt = rows[feature] or rows[feature .. "@" .. t.name]
+          parts[#parts + 1] = jt:to_padded_dense(c.length, c.padding):reshape(-1, c.length * t.embedding_dim)
+          if k == 1 then parts[#parts + 1] = jt:lengths():to("f32"):reshape(-1, 1) end
+          seen[feature] = true
+        end
+      end
+    else parts[#parts + 1] = peri.util.resolve(rows):values() end
+  end
+  local x = self.under(#parts == 1 and parts[1] or F.cat(parts, 2))
+  for _, layer in ipairs(self.stack) do x = layer(x) end
+  if m.interaction == "products" then
+    local v = x:reshape(-1, 3, 4)
+    x = F.cat({ F.bmm(v, v:transpose(2, 3)):reshape(-1, 9), x:slice(2, 0, 3) }, 2)
+  end
+  local y = self.over(x)
+  return { y = y, first = x:slice(2, 0, 2) }
+end
+
+--- A batch of n samples, and what they are made of.
+local function batch_of(m, draw, n)
+  local b = { dense = m.dense and peri.Tensor.uniform({ n, DENSE }, -1, 1, draw(1000)) or nil }
+  for _, c in ipairs(m.collections) do
+    local keys, values, lengths, weights, known = {}, {}, {}, {}, {}
+    for _, t in ipairs(c.tables) do
+      for _, feature in ipairs(t.feature_names) do
+        if not known[feature] then
+          known[feature], keys[#keys + 1] = true, feature
+          local rows = t.num_embeddings
+          for _, other in ipairs(c.tables) do
+            if peri.util.index_of(other.feature_names)[feature] then rows = math.min(rows, other.num_embeddings) end
+          end
+          for _ = 1, n do
+            lengths[#lengths + 1] = draw(5) * draw(2)
+            for _ = 1, lengths[#lengths] do
+              values[#values + 1] = c.kind:find "mc" and (draw(rows) * 0x9e3779b97f4a7c1LL) or draw(rows)
+              weights[#weights + 1] = draw(64) / 16
+            end
+          end
+        end
+      end
+    end
+    b[c.name] = peri.KeyedJaggedTensor { keys = keys, values = peri.tensor(values, "i64"), lengths = lengths,
+      stride = n, weights = c.weighted and peri.tensor(weights) or nil }
+  end
+  return b
+end
+
+local function bits(answers)
+  local parts = {}
+  for name, t in peri.util.ordered(answers) do
+    local buffer, n = t:to("f32", "cpu"):contiguous():read()
+    parts[#parts + 1] = name .. ffi.string(buffer, 4 * n)
+  end
+  return table.concat(parts)
+end
+
+local function plan_of(m, world)
+  local draw, entries = generator(m.seed + 77), {}
+  for _, c in ipairs(m.collections) do
+    local e = {}
+    for _, t in ipairs(c.tables) do
+      local kind = pick(draw, { "table_wise", "row_wise", "column_wise", "data_parallel" })
+      local rank = draw(world:size())
+      if c.kind:find "mc" and kind ~= "row_wise" then kind = "table_wise" end
+      if c.kind == "parameters" then kind = "data_parallel" end
+      if kind == "data_parallel" then
+        e[t.name] = plan.data_parallel { compute_kernel = c.kind == "parameters" and "dense" or "fused" }
+      elseif kind == "column_wise" then e[t.name] = plan.column_wise { ranks = { rank }, sizes = { t.embedding_dim } }
+      elseif kind == "table_wise" then
+        local how = c.kind == "files" and { compute_kernel = "fused_uvm_caching", cache_params = plan.CacheParams { load_factor = 1 } } or nil
+        e[t.name] = plan.table_wise(rank, how)
+      else e[t.name] = plan.row_wise() end
+    end
+    entries[c.name] = e
+  end
+  return entries
+end
+
+local function step(model, optimizer, b)
+  peri.scope(function()
+    optimizer:zero_grad()
+    local out = model(b)
+    out.y:sum():backward()
+    optimizer:step()
+  end)
+end
+
+--- Check one model on one rank.
+local function check(m, rank, world)
+  nn.manual_seed(m.seed)
+  local model = Net(m)
+  if world then model = peri.DistributedModelParallel { module = model, group = world, plan = plan_of(m, world) } end
+  local quantised = false
+  for _, c in ipairs(m.collections) do quantised = quantised or c.kind:find "quant" ~= nil end
+  local optimizer = not quantised and nn.optim.SGD { params = model:parameters(), lr = 0.05 }
+  local draw, path = generator(m.seed + 1), ("%s/%d.peri"):format(folder, m.seed)
+  for _ = 1, optimizer and 2 or 0 do step(model, optimizer, batch_of(m, draw, 6)) end
+  local rounded = m.tables ~= "as they are" or m.matrices ~= "f32"
+  local most = rounded and 1e9 or m.ranks > 1 and 1e-3 or nil -- rows that several ranks add up are added in another order
+  local held = { batch_of(m, draw, 12), batch_of(m, draw, 140) }
+  local function export()
+    return model:export(path, { batches = held, tables = m.tables, dense = m.matrices, allowed_difference = most })
+  end
+  local follower, saver
+  if m.follow and optimizer then
+    export()
+    saver = peri.checkpoint.Saver { folder = ("%s/run%d"):format(folder, m.seed), parts = { model = model }, every = 1, full_every = 2,
+      keep = 9, group = world }
+    if rank == 0 then
+      os.execute(("cp %s %s.first"):format(path, path))
+      local ok, made_follower = pcall(peri.export.follow, path .. ".first", ("%s/run%d"):format(folder, m.seed))
+      if not ok and not tostring(made_follower):find "comes from no parameter" then error(made_follower, 0) end
+      follower = ok and made_follower
+    end
+    for i = 1, 3 do
+      step(model, optimizer, batch_of(m, draw, 6))
+      saver:step(i)
+      local now, why
+      if follower then
+        now, why = follower:poll()
+        assert(now, why)
+      end
+      export()
+      if now then
+        assert(bits(now:predict(held[2])) == bits(peri.export.open(path):predict(held[2])), "a follower has other bits at step " .. i)
+        now:release()
+      end
+    end
+    saver:close()
+  end
+  local report, state = export(), world and peri.shard.gather_state_dict(model:state_dict())
+  if rank ~= 0 then return end
+  assert(most or report.differ == 0)
+  m.state, m.path, m.held = state, path, held
+end
+
+--- Check the file that it was written into.
+local function check_file(m)
+  local path, held = m.path, m.held
+  if m.state then -- the same file as of the model alone
+    local digest, alone = peri.export.open(path):describe().digest, Net(setmetatable({ ranks = 0 }, { __index = m }))
+    if os.getenv "KEEP" then os.execute("cp " .. path .. " /tmp/a.peri") end
+    alone:load_state_dict(m.state)
+    local rounded = m.tables ~= "as they are" or m.matrices ~= "f32"
+    local report = alone:export(path, { batches = held, tables = m.tables, dense = m.matrices,
+      allowed_difference = rounded and 1e9 or nil })
+    assert(rounded or report.differ == 0)
+    if os.getenv "KEEP" then os.execute("cp " .. path .. " /tmp/b.peri") end
+    assert(digest == peri.export.open(path):describe().digest, "another file than that of the model alone")
+  end
+  local file = peri.export.open(path, { verify = true })
+  local all = file:predict(held[2])
+  -- A sample alone, by the file: its own numbers.
+  local alone = generator(m.seed + 2)
+  local one = alone(140)
+  local mine = { dense = m.dense and held[2].dense:slice(1, one, one + 1):contiguous() or nil }
+  for _, c in ipairs(m.collections) do
+    local kjt, values, lengths, weights = held[2][c.name], {}, {}, {}
+    for _, key in ipairs(kjt:keys()) do
+      local jt = kjt:get(key)
+      local offsets, ids, w = jt:offset_list(), jt:values():to_list(), c.weighted and jt:weights():to_list()
+      lengths[#lengths + 1] = offsets[one + 2] - offsets[one + 1]
+      for k = offsets[one + 1] + 1, offsets[one + 2] do
+        values[#values + 1] = ids[k]
+        weights[#weights + 1] = w and w[k] or nil
+      end
+    end
+    mine[c.name] = peri.KeyedJaggedTensor { keys = kjt:keys(), values = peri.tensor(values, "i64"),
+      lengths = lengths, stride = 1, weights = c.weighted and peri.tensor(weights) or nil }
+  end
+  local answer = file:predict(mine)
+  for name, t in peri.util.ordered(all) do
+    assert(bits { t = t:slice(1, one, one + 1):contiguous() } == bits { t = answer[name] }, "a sample alone has other bits: " .. name)
+  end
+end
+
+local function described(m)
+  local parts = { ("ranks %d, tables %s, matrices %s, follow %s, dense %s, %s: %s"):format(m.ranks, m.tables, m.matrices, tostring(m.follow),
+    tostring(m.dense), m.interaction, table.concat(m.stack, " ")) }
+  for _, c in ipairs(m.collections) do
+    parts[#parts + 1] = ("  %s %s%s, length %d"):format(c.name, c.kind, c.weighted and ", weighted" or "", c.length)
+    for _, t in ipairs(c.tables) do
+      parts[#parts + 1] = ("    %s %dx%d %s %s: %s"):format(t.name, t.num_embeddings, t.embedding_dim, t.data_type or "",
+        t.pooling or "", table.concat(t.feature_names, " "))
+    end
+  end
+  return table.concat(parts, "\n")
+end
+
+local function run(seed)
+  local m = drawn(seed)
+  os.execute("mkdir -p " .. folder)
+  local ok, why = xpcall(function()
+    if m.ranks == 0 then check(m, 0) else sim.run(m.ranks, function(rank, world) check(m, rank, world) end) end
+    check_file(m)
+  end, function(e) return debug.traceback(tostring(e), 2) end)
+  os.execute("rm -rf " .. folder)
+  if not ok then
+    print(described(m))
+    print(why)
+    print(("FAILED: repeat with: luajit tests/fuzz/models.lua once %d"):format(seed))
+    os.exit(1)
+  end
+  collectgarbage()
+end
+
+peri.init()
+if arg[1] == "once" then
+  print(described(drawn(tonumber(arg[2]))))
+  return run(tonumber(arg[2]))
+end
+local count, seconds, first = tonumber((arg[1] or "25"):match "^(%d+)$"), tonumber((arg[1] or ""):match "^([%d.]+)s$"), tonumber(arg[2] or 1)
+local began, n = os.time(), 0
+while (count and n < count) or (seconds and os.time() - began < seconds) do
+  run(first * 100003 + n)
+  n = n + 1
+end
+print(("%d models"):format(n))
