@@ -61,9 +61,9 @@ local function outputs_of(func, m, path, configs, pooled)
   return outputs
 end
 
---- The collections of a model, by the order of their columns: { module =, path =, outputs = list of { name =, feature =, table =,
---- pooling =, columns =, rows =, weighted =, module = that has the table, data_type =, bytes =, key = of the table in the state, map = } }. What is inside of
---- one is left out.
+--- The collections of a model, by the order of their columns: { module =, path =, rows = not pooled, outputs = list of { name =,
+--- feature =, table =, pooling =, columns =, rows =, weighted =, module = that has the table, data_type =, bytes = rows are bytes, key = of
+--- the table in the state, map = } }. What is inside of one is left out.
 function M.of(func, model)
   local list, within = {}, nil
   for _, entry in ipairs(model:named_modules()) do
@@ -140,7 +140,8 @@ local function dtype_of(func, out, wanted)
   local dtype = type(wanted) == "table" and (wanted[out.table] or wanted.default) or wanted
   if dtype == nil or dtype == "as they are" or type(dtype) == "table" then dtype = own end
   if not file.table_dtypes[dtype] then
-    P.fail(("%s: table '%s' as '%s', allowed: %s"):format(func, out.table, tostring(dtype), table.concat(util.keys(file.table_dtypes), ", ")))
+    P.fail(("%s: table '%s' as '%s', allowed: %s"):format(func, out.table, tostring(dtype),
+      table.concat(util.keys(file.table_dtypes), ", ")))
   end
   return dtype, dtype ~= own and dtype ~= "f32"
 end
@@ -197,8 +198,8 @@ function M.inputs(func, a, kept, values, state)
     raw[b.feature] = out.map ~= nil
     b.index = number_of(tables, out.key, function()
       local dtype, rounded = dtype_of(func, out, a.tables)
-      return { name = out.table, weight = weight_of(func, out, state, dtype), rows = out.rows, columns = out.columns, dtype = dtype, source = out.key,
-        rounded = rounded }
+      return { name = out.table, weight = weight_of(func, out, state, dtype), rows = out.rows, columns = out.columns, dtype = dtype,
+        source = out.key, rounded = rounded }
     end)
     b.map = out.map and number_of(maps, out.map.key, function() return read_map(out.map, state) end)
   end

@@ -251,8 +251,8 @@ M.unsqueeze, M.squeeze = same, same
 
 function M.permute(l)
   local a = l:arguments()
-  local x, own, strides = l:sample(a[1], "the tensor"), nil, {}
-  own = strides_of(x.shape)
+  local x, strides = l:sample(a[1], "the tensor"), {}
+  local own = strides_of(x.shape)
   for i, d in ipairs(a[2]) do
     if i == 1 and d ~= 1 then l:fail "samples would be no longer the first dimension" end
     strides[i] = own[d < 0 and d + #x.shape + 1 or d]
