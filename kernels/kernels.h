@@ -40,6 +40,7 @@
 #include "bags.h"
 #include "collision.h"
 #include "elements.h"
+#include "sequence.h"
 
 /** A kernel, step or operation as whoever compiled this header knows it: its number is its place in the list. */
 typedef struct peri_work_entry {

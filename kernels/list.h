@@ -135,11 +135,16 @@
 #define PERI_STEPS_ELEMENTS(X) X(sort_line, peri_k_sort_line_args)
 #define PERI_OPS_ELEMENTS(X) X(sort_lines, peri_op_sort_lines)
 
+/* sequence.h */
+#define PERI_KERNELS_SEQUENCE(X)                                                                                                      \
+    X(attention, peri_k_attention_args) X(attention_grad_q, peri_k_attention_args) X(attention_grad_kv, peri_k_attention_args)        \
+    X(sequence_positions, peri_k_sequence_positions_args) X(time_buckets, peri_k_time_buckets_args)
+
 /** X(name, argument struct) for each kernel, step and operation. */
 #define PERI_KERNELS(X) PERI_KERNELS_CONVERT(X) PERI_KERNELS_DENSE(X) PERI_KERNELS_OPTIM(X) PERI_KERNELS_JAGGED(X) PERI_KERNELS_TBE(X) \
     PERI_KERNELS_SPARSE(X) PERI_KERNELS_LOOKUP(X) PERI_KERNELS_QUANTIZE(X) \
     PERI_KERNELS_ROUTE(X) PERI_KERNELS_CODEC(X) PERI_KERNELS_CACHE(X) PERI_KERNELS_BAGS(X) PERI_KERNELS_COLLISION(X) \
-    PERI_KERNELS_ELEMENTS(X)
+    PERI_KERNELS_ELEMENTS(X) PERI_KERNELS_SEQUENCE(X)
 
 #define PERI_STEPS(X) PERI_STEPS_DENSE(X) PERI_STEPS_OPTIM(X) PERI_STEPS_JAGGED(X) PERI_STEPS_SPARSE(X) PERI_STEPS_LOOKUP(X) \
     PERI_STEPS_TBE(X) PERI_STEPS_NEAREST(X) PERI_STEPS_ELEMENTS(X)

@@ -39,6 +39,8 @@
 #include "collision_learn.c"
 #include "collision_state.c"
 #include "elements.c"
+#include "sequence.c"
+#include "places.c"
 
 const peri_kernels peri_kernels_ref = {
     .isa = "ref",

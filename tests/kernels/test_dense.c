@@ -8,6 +8,7 @@
 #include "tests/harness/check.h"
 #include "isas.h"
 #include "tests/kernels/dense_cases.h"
+#include "tests/kernels/sequence_cases.h"
 #include "tests/kernels/split.h"
 
 static int64_t cases;
@@ -236,6 +237,46 @@ static void small_cases_by_hand(void **state)
     assert_true(dx[0] == 0 && dx[1] == 0 && dx[2] == 10 && dx[3] == 0 && dx[4] == 0 && dx[5] == 20);
 }
 
+static void attention(void **state)
+{
+    (void)state;
+    static const int64_t few[] = {3, 0, 1, 7}, long_one[] = {0, 75}, lengths[] = {40, 1, 17};
+    for (int d = 0; d < 2; d++) {
+        sequence_cases(few, 4, 1, 1, dtypes[d], check_case, NULL);
+        sequence_cases(few, 4, 19, 70, dtypes[d], check_case, NULL);
+        sequence_cases(few, 0, 4, 4, dtypes[d], check_case, NULL);
+    }
+    sequence_cases(lengths, 3, 8, 16, PERI_F32, check_case, NULL);
+    sequence_cases(long_one, 2, 70, 5, PERI_F32, check_case, NULL);
+}
+
+/** A query sees a key exactly where the key's queries have it, and the sets are those that the words say. */
+static void who_sees_whom(void **state)
+{
+    (void)state;
+    for (int64_t n = 1; n < 9; n++)
+        for (int64_t t = 0; t <= n; t++)
+            for (int64_t window = 0; window < 4; window++)
+                for (int causal = 0; causal < 2; causal++) {
+                    const peri_k_attention_args a = {.window = window, .causal = causal};
+                    const peri_k_sequence s = {0, n, t};
+                    bool keys[81] = {false}, queries[81] = {false};
+                    for (int64_t x = 0; x < n; x++) {
+                        peri_k_members k = peri_k_attention_keys(&a, s, x), q = peri_k_attention_queries(&a, s, x);
+                        for (int64_t c = 0; c < peri_k_member_count(k); c++) keys[x * 9 + peri_k_member(k, c)] = true;
+                        for (int64_t c = 0; c < peri_k_member_count(q); c++) queries[peri_k_member(q, c) * 9 + x] = true;
+                    }
+                    for (int64_t i = 0; i < n; i++)
+                        for (int64_t j = 0; j < n; j++) {
+                            int64_t at_i = i < n - t ? i : n - t, at_j = j < n - t ? j : n - t, d = at_i - at_j;
+                            if (!causal && d < 0) d = -d;
+                            bool sees = i == j || (d > 0 && (window == 0 || d <= window));
+                            assert_int_equal(keys[i * 9 + j], sees);
+                            assert_int_equal(queries[i * 9 + j], sees);
+                        }
+                }
+}
+
 static int report(void **state)
 {
     (void)state;
@@ -248,7 +289,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(elementwise_kernels), cmocka_unit_test(broadcasts), cmocka_unit_test(kernels_of_rows), cmocka_unit_test(sums),
         cmocka_unit_test(interactions), cmocka_unit_test(optimizers), cmocka_unit_test(norms),
-        cmocka_unit_test(functions_are_accurate_everywhere), cmocka_unit_test(small_cases_by_hand),
+        cmocka_unit_test(functions_are_accurate_everywhere), cmocka_unit_test(small_cases_by_hand), cmocka_unit_test(attention),
+        cmocka_unit_test(who_sees_whom),
     };
     return cmocka_run_group_tests(tests, NULL, report);
 }

@@ -131,6 +131,9 @@ enum { PERI_COMPARE_EQ = 0, PERI_COMPARE_NE = 1, PERI_COMPARE_LT = 2, PERI_COMPA
 /** What cumulative sums of x begin and end with: COMPLETE 0 and the sum (one entry more than x has), EXCLUSIVE 0, INCLUSIVE the sum. */
 enum { PERI_CUMSUM_COMPLETE = 0, PERI_CUMSUM_EXCLUSIVE = 1, PERI_CUMSUM_INCLUSIVE = 2 };
 
+/** How attention makes weights of scores: see kernels/sequence.h. */
+enum { PERI_ATTENTION_SOFTMAX = 0, PERI_ATTENTION_SILU = 1 };
+
 /** What a bag gives: the sum of its rows, the sum divided by the number of its ids, or (NONE) each of its rows. */
 enum { PERI_POOLING_SUM = 0, PERI_POOLING_MEAN = 1, PERI_POOLING_NONE = 2 };
 

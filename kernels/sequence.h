@@ -1,0 +1,149 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * kernels/sequence.h: attention within the sequences of a jagged array, and the places and times of their members.
+ *
+ * Words: sequence s has the rows [offsets[s], offsets[s + 1]), which are its members 0, 1, ... Its last targets[s] members are *targets*:
+ * items that a ranker is asked about. The members before them are the *history*. All kernels take i64 offsets (complete) and targets;
+ * a number of targets outside of 0..length counts as the nearest allowed one.
+ */
+#ifndef PERI_KERNELS_SEQUENCE_H
+#define PERI_KERNELS_SEQUENCE_H
+
+#include <perilune/base.h>
+
+#include "inline.h"
+#include "list.h"
+
+/** Arguments of attention and of its gradients, f32 or f64. A row of q, k and dq, dk has heads x dim numbers, one of v, out, dout and dv
+ *  heads x v_dim, head after head. q, k and v lie stride elements from row to row, everything else is contiguous.
+ *
+ *  Of query i and key j of one sequence and head: s = alpha * q[i] . k[j], and
+ *    PERI_ATTENTION_SOFTMAX  w = exp(s) / sum over the keys that i sees of exp(s)
+ *    PERI_ATTENTION_SILU     w = scale * s * sigmoid(s)
+ *  out[i] = sum over the keys j that i sees of w * v[j]; peri_k_attention_keys says which these are. */
+typedef struct peri_k_attention_args {
+    void *out;
+    void *lse;   /* [heads][rows]: log of the sum of exp(s); SOFTMAX only. Written by attention, read by the gradients */
+    void *dq, *dk, *dv;
+    void *delta; /* [heads][rows]: out . dout; SOFTMAX only. Written by attention_grad_q, read by attention_grad_kv */
+    const void *q, *k, *v, *dout;
+    const int64_t *offsets; /* sequences + 1 */
+    const int64_t *targets; /* sequences; NULL: none has targets */
+    int64_t rows, sequences, heads, dim, v_dim;
+    int64_t q_stride, k_stride, v_stride;
+    int64_t window; /* how far back a member looks; 0: everywhere */
+    double alpha, scale;
+    int32_t dtype, form; /* PERI_ATTENTION_* */
+    bool causal;
+} peri_k_attention_args;
+
+/** attention: out, and lse.
+ *  attention_grad_q: delta, and dq unless it is NULL: of the gradient g = dout[i] . v[j] of w that of s is
+ *    SOFTMAX  w * (g - delta[i])
+ *    SILU     scale * g * sigmoid(s) * (1 + s * (1 - sigmoid(s)))
+ *  and dq[i] = alpha * sum over j of that * k[j].
+ *  attention_grad_kv: dk[j] = alpha * sum over the queries i that see j of the same * q[i] (unless dk is NULL), and
+ *    dv[j] = sum of w * dout[i] (unless dv is NULL).
+ *  Sums are made in the order of the rows. range: heads * rows; item h * rows + r is head h of row r. */
+
+/** A sequence of n members, the last t of which are targets. */
+typedef struct peri_k_sequence {
+    int64_t first, n, t; /* first: the row of member 0 */
+} peri_k_sequence;
+
+/** Sequence @s. */
+K_INLINE peri_k_sequence peri_k_sequence_at(const int64_t *offsets, const int64_t *targets, int64_t s)
+{
+    peri_k_sequence q;
+    q.first = offsets[s];
+    q.n = offsets[s + 1] - q.first;
+    q.t = targets ? targets[s] : 0;
+    if (q.t < 0) q.t = 0;
+    if (q.t > q.n) q.t = q.n;
+    return q;
+}
+
+/** The number of the sequence that has @row, which lies before offsets[sequences]. */
+K_INLINE int64_t peri_k_sequence_of(const int64_t *offsets, int64_t sequences, int64_t row)
+{
+    int64_t low = 0, high = sequences;
+    while (high - low > 1) {
+        int64_t middle = low + (high - low) / 2;
+        if (offsets[middle] <= row) low = middle;
+        else high = middle;
+    }
+    return low;
+}
+
+/** Some members of a sequence: [from, to), and after them member @self, unless it is -1. */
+typedef struct peri_k_members {
+    int64_t from, to, self;
+} peri_k_members;
+
+/** The keys that query @i sees. A target sees the history and itself, and stands, for the window, where the history ends. A member of the
+ *  history sees itself and what is at most `window` before it; without `causal` also what is at most `window` behind it. */
+K_INLINE peri_k_members peri_k_attention_keys(const peri_k_attention_args *a, peri_k_sequence s, int64_t i)
+{
+    const int64_t history = s.n - s.t, window = a->window > 0 ? a->window : s.n, at = i < history ? i : history;
+    peri_k_members m;
+    m.from = at > window ? at - window : 0;
+    m.self = i < history ? -1 : i;
+    if (i >= history) m.to = history;
+    else if (a->causal) m.to = i + 1;
+    else m.to = history - i <= window ? s.n : i + window + 1;
+    return m;
+}
+
+/** The queries that see key @j: attention_keys turned around. */
+K_INLINE peri_k_members peri_k_attention_queries(const peri_k_attention_args *a, peri_k_sequence s, int64_t j)
+{
+    const int64_t history = s.n - s.t, window = a->window > 0 ? a->window : s.n;
+    peri_k_members m;
+    if (j >= history) {
+        m.from = a->causal ? history : history > window ? history - window : 0;
+        m.to = history;
+        m.self = j;
+    } else {
+        m.from = a->causal ? j : j > window ? j - window : 0;
+        m.to = history - j <= window ? s.n : j + window + 1;
+        m.self = -1;
+    }
+    return m;
+}
+
+/** Member number @c of them. */
+K_INLINE int64_t peri_k_member(peri_k_members m, int64_t c) { return c < m.to - m.from ? m.from + c : m.self; }
+/** How many they are. */
+K_INLINE int64_t peri_k_member_count(peri_k_members m) { return m.to - m.from + (m.self >= 0 ? 1 : 0); }
+
+/** out[r] of member i of a sequence of n members, t of which are targets: min((n - t) - min(i, n - t), most - 1): how far it is from the
+ *  first target, which is n - i where there are no targets. range: rows. */
+typedef struct peri_k_sequence_positions_args {
+    int64_t *out;
+    const int64_t *offsets, *targets; /* targets: NULL: none */
+    int64_t sequences, most;          /* most >= 1 */
+} peri_k_sequence_positions_args;
+
+/** out[r] = how long before the last member of its sequence a member happened, in numbers of 0..most: the whole part of sqrt(x) or log(x)
+ *  of x = max(d, 1e-6) / increment, d the difference of their times (of i64 and i32 exact, but rounded to f64; NaN counts as 0).
+ *  range: rows. */
+typedef struct peri_k_time_buckets_args {
+    int64_t *out;
+    const void *times;
+    const int64_t *offsets;
+    int64_t sequences, most;
+    double increment;
+    int32_t dtype; /* PERI_I64, PERI_I32, PERI_F64, PERI_F32 */
+    bool log;
+} peri_k_time_buckets_args;
+
+/** a - b, exact unless it does not fit in an int64. */
+K_INLINE double peri_k_time_between(int64_t a, int64_t b)
+{
+    const int64_t d = (int64_t)((uint64_t)a - (uint64_t)b);
+    return (a < 0) != (b < 0) && (d < 0) != (a < 0) ? (double)a - (double)b : (double)d;
+}
+
+PERI_KERNELS_SEQUENCE(PERI_K_ARGS_OF)
+
+#endif
