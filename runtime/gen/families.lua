@@ -9,5 +9,5 @@ return {
   { "Serving", "export", "retrieval" },
   { "What sharded models are made of", "sharders", "sharded_modules", "sharded_collections", "shard_functions", "awaitables", "exchanges",
     "comm_ops", "codecs" },
-  { "Operators on ids and bags", "sparse_jagged", "sparse_bags", "sparse_tables" },
+  { "Operators on ids and bags", "sparse_jagged", "sequences", "sparse_bags", "sparse_tables" },
 }

@@ -3,6 +3,7 @@
 local peri = require "perilune"
 local argparse = require "argparse"
 local json = require "dkjson"
+local sequences = require "spec.support.sequences"
 local ffi = require "ffi"
 local C = peri.ffi.C
 local KJT, JT, KT, sparse = peri.KeyedJaggedTensor, peri.JaggedTensor, peri.KeyedTensor, peri.sparse
@@ -281,6 +282,18 @@ do -- FBGEMM's benchmark of its bucketization
   local args = { lengths = lengths, indices = ids, block_sizes = { rows / buckets }, my_size = buckets }
   case("bucketize 16, FBGEMM's shape", n, 2 * n * 8 + 4 * batch * (buckets + 1), function()
     sparse.block_bucketize_sparse_features(args)
+  end)
+end
+
+for _, shape in ipairs(sequences.speed()) do
+  local f, n = sequences.attention(shape.args, "cpu")
+  local inputs, bytes = {}, 4 * n * shape.heads * shape.dim
+  for i = 1, 3 do inputs[i] = peri.Tensor.normal({ n, shape.heads, shape.dim }, 0, 1, i):requires_grad() end
+  case(shape.name, n, 4 * bytes, function() f(unpack(inputs)) end)
+  local up = peri.ones { n, shape.heads, shape.dim }
+  case(shape.name .. ", and back", n, 11 * bytes, function()
+    f(unpack(inputs)):backward(up)
+    for i = 1, 3 do inputs[i]:set_grad(nil) end
   end)
 end
 

@@ -102,6 +102,16 @@ function methods:offsets() return tensor(C.peri_jt_offsets(ptr(self), tensor_out
 function methods:with_weights(weights)
   return make("JaggedTensor:with_weights", { values = self:values(), lengths = self:lengths(), weights = weights })
 end
+--- The same bags of what f makes of the values: any layer that works row by row, as Linear and LayerNorm do. f(values) has as many rows.
+function methods:map(f)
+  local values = self:values()
+  local made = f(values)
+  if not Tensor.is(made) or made:dim() < 1 or made:size(1) ~= values:size(1) then
+    P.fail(("JaggedTensor:map: the function made %s of %d rows of values, wanted a tensor of as many rows"):format(
+      Tensor.is(made) and Tensor._text(made) or "a " .. type(made), values:size(1)))
+  end
+  return make("JaggedTensor:map", { values = made, lengths = self:lengths(), weights = self:weights_or_none() })
+end
 --- Check lengths and offsets now. Returns the JaggedTensor.
 function methods:validate()
   check(C.peri_jt_validate(ptr(self)))
@@ -191,6 +201,7 @@ signature.check("JaggedTensor:", methods, {
   to = "self: JaggedTensor, device: device?, non_blocking: boolean?",
   pin_memory = "self: JaggedTensor, device: device?", copy_ = "self: JaggedTensor, src: JaggedTensor",
   equal = "self: JaggedTensor, other: JaggedTensor", with_weights = "self: JaggedTensor, weights: tensor",
+  map = "self: JaggedTensor, f: callable",
 })
 
 return M

@@ -116,6 +116,20 @@ function peri.JaggedTensor:weights() end
 ---@return peri.Tensor|nil # `[N]`; nil: there are none.
 function peri.JaggedTensor:weights_or_none() end
 
+---The same bags of what a function makes of the values: any layer that works row by row, such as `Linear`, `LayerNorm` and `Dropout`.
+---Weights stay.
+---
+---Errors: a result that is no tensor, or has other rows.
+---
+---```lua
+---local jt = peri.JaggedTensor { values = peri.ones { 3, 4 }, lengths = { 2, 0, 1 } }
+---print(#jt:map(peri.nn.Linear { in_features = 4, out_features = 2 })) --> 3
+---print(jt:map(peri.nn.LayerNorm { normalized_shape = 4 }):longest()) --> 2
+---```
+---@param f fun(values: peri.Tensor): peri.Tensor Gets the values `[n, ...]`, returns as many rows.
+---@return peri.JaggedTensor
+function peri.JaggedTensor:map(f) end
+
 ---The same bags with other weights.
 ---
 ---Errors: another number of weights than values.

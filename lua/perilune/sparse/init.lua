@@ -3,7 +3,8 @@ local util = require "perilune.util"
 
 local M = {}
 
-for _, part in ipairs { "buckets", "permute", "dense", "arithmetic", "batches", "select", "pruned", "scalars", "retrieval" } do
+for _, part in ipairs { "buckets", "permute", "dense", "arithmetic", "batches", "select", "pruned", "scalars", "retrieval",
+  "sequence" } do
   for name, f in pairs(require("perilune.sparse." .. part)) do M[name] = f end
 end
 M.quantize = require "perilune.sparse.quantize"

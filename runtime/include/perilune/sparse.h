@@ -212,6 +212,42 @@ PERI_API peri_status peri_sparse_jagged_to_dense(peri_tensor *values, peri_tenso
 PERI_API peri_status peri_sparse_dense_to_jagged(peri_tensor *dense, peri_tensor *const *offsets, int32_t levels, int64_t rows,
                                                  peri_tensor **out);
 
+/* -- sequences ------------------------------------------------------------------------------------------------------------ */
+
+/** Attention within the sequences of a jagged tensor. Tensors are borrowed. */
+typedef struct peri_attention_args {
+    peri_tensor *q, *k, *v;   /* [n, heads, D], [n, heads, D], [n, heads, V]: f32, f64, f16 or bf16 */
+    peri_tensor *seq_offsets; /* [sequences + 1] i32 or i64: sequence s has the rows seq_offsets[s] .. seq_offsets[s + 1] */
+    peri_tensor *num_targets; /* [sequences] i32 or i64: how many of its last members are targets; or NULL: none */
+    int64_t max_seq_len;      /* a longer sequence is an error; 0: any length is fine */
+    int64_t max_attn_len;     /* how far back a member looks; 0: everywhere */
+    double alpha, scale;      /* scale: of PERI_ATTENTION_SILU */
+    int32_t form;             /* PERI_ATTENTION_* */
+    bool causal;              /* members of the history do not see what is behind them */
+} peri_attention_args;
+
+/** Each member's sum of the values of those that it sees, weighted: with PERI_ATTENTION_SOFTMAX by softmax(alpha * q . k) over them, with
+ *  PERI_ATTENTION_SILU by scale * silu(alpha * q . k). A member sees itself and its history; a target sees itself and the history, but no
+ *  other target. Nothing is padded. @out [n, heads, V]. With gradient. */
+PERI_API peri_status peri_sparse_attention(const peri_attention_args *args, peri_tensor **out);
+/** For each of @rows members how far it is from the first target of its sequence (from the end, if there are none), at most
+ *  @max_positions - 1; 0 for targets. @num_targets [sequences] or NULL. @out [rows] i64. */
+PERI_API peri_status peri_sparse_sequence_positions(peri_tensor *seq_offsets, peri_tensor *num_targets, int64_t rows,
+                                                    int64_t max_positions, peri_tensor **out);
+
+/** How times become numbers. Tensors are borrowed. */
+typedef struct peri_time_buckets_args {
+    peri_tensor *timestamps;  /* [n] i64, i32, f64 or f32 */
+    peri_tensor *seq_offsets; /* [sequences + 1] i32 or i64 */
+    int64_t num_buckets;      /* >= 1 */
+    double increment;         /* > 0 */
+    bool log;                 /* logarithm instead of square root */
+} peri_time_buckets_args;
+
+/** For each member how long before the last one of its sequence it was, as a number of 0..num_buckets: the whole part of
+ *  sqrt(d / increment) (or log), d the difference of their times, at least 1e-6. @out [n] i64. */
+PERI_API peri_status peri_sparse_time_buckets(const peri_time_buckets_args *args, peri_tensor **out);
+
 /* -- distinct ids --------------------------------------------------------------------------------------------------------- */
 
 typedef struct peri_unique_result {
