@@ -62,6 +62,14 @@ enum {
     PERI_UNARY_ROOT = 18,      /* sqrt x                               1 / (2 sqrt x), 0 at 0 */
     PERI_UNARY_COUNT = 19
 };
+/** Their names, in this order: what model files call them. */
+#define PERI_UNARY_NAMES                                                                                                                  \
+    {"identity", "relu", "sigmoid", "tanh", "exp", "sqrt", "silu", "gelu", "softplus", "logsigmoid", "leaky_relu", "log", "abs",          \
+     "square", "pow", "affine", "reciprocal", "clamp", "root"}
+/** X(NAME, name) for those of x alone, which are operations on tensors: peri_op_<name>(x, out). */
+#define PERI_UNARY_PLAIN(X)                                                                                                               \
+    X(RELU, relu) X(SIGMOID, sigmoid) X(TANH, tanh) X(EXP, exp) X(SQRT, sqrt) X(SILU, silu) X(GELU, gelu) X(SOFTPLUS, softplus)           \
+    X(LOGSIGMOID, logsigmoid) X(LOG, log) X(ABS, abs) X(SQUARE, square) X(ROOT, root)
 /** The last function whose derivative is a function of y alone. */
 enum { PERI_UNARY_FROM_OUTPUT = PERI_UNARY_SQRT };
 

@@ -4,34 +4,28 @@
 local peri = require "perilune"
 local sim = require "perilune.dist.sim"
 local shell = require "spec.support.shell"
+local small = require "spec.support.small_net"
 local nn, plan = peri.nn, peri.plan
 
 local folder, clean = shell.temporary()
 teardown(clean)
 
-local Net = nn.Module:extend "Net"
-function Net:init()
-  self.ebc = peri.EmbeddingBagCollection { seed = 5, fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.1 },
-    tables = { peri.EmbeddingBagConfig { name = "a", num_embeddings = 500, embedding_dim = 8, feature_names = { "fa" } },
-      peri.EmbeddingBagConfig { name = "b", num_embeddings = 37, embedding_dim = 16, feature_names = { "fb" } } } }
-  self.over = nn.Linear { in_features = 24, out_features = 40 }
+local Net = small.Net:extend "Net"
+function Net:init(options)
+  small.Net.init(self, options)
   self.last = nn.Parameter(peri.Tensor.uniform({ 40, 3 }, -1, 1, 5)) -- its transpose is what a file has
   self.shift = nn.Parameter(peri.Tensor.uniform({ 3 }, -1, 1, 6))
 end
 function Net:forward(kjt) return self.over(self.ebc(kjt):values()):matmul(self.last) + self.shift end
 
-local function build(world, entry)
-  nn.manual_seed(3)
-  local net = Net()
-  return world and peri.DistributedModelParallel { module = net, group = world, plan = { ebc = { a = entry, b = entry } } } or net
-end
+local ROWS = 500
+local function build(world, entry) return small.build(world, entry, { rows = ROWS, outputs = 40, exact = false }, Net) end
 
 local function train(model, optimizer, from, last)
   for i = from, last do
     peri.scope(function()
       optimizer:zero_grad()
-      model(peri.KeyedJaggedTensor { keys = { "fa", "fb" }, values = { i * 7 % 500, i * 3 % 500, i * 5 % 37, i % 37 },
-        lengths = { 1, 1, 2, 0 } }):mean():backward()
+      model(small.batch(i, ROWS)):mean():backward()
       optimizer:step()
     end)
   end

@@ -215,14 +215,9 @@ TBE_INLINE void tbe_forward_walk(tbe_walk *w, tbe_place at, tbe_place stop, cons
     }
 }
 
-#define TBE_FORMAT_f32 PERI_F32
-#define TBE_FORMAT_f16 PERI_F16
-#define TBE_FORMAT_bf16 PERI_BF16
-#define TBE_FORMAT_int8 PERI_ROWS_INT8
-#define TBE_FORMAT_int8_half PERI_ROWS_INT8_HALF
-#define TBE_FORMAT_fp8 PERI_ROWS_FP8
-#define TBE_FORMAT_int4 PERI_ROWS_INT4
-#define TBE_FORMAT_int2 PERI_ROWS_INT2
+#define X(name, format) TBE_FORMAT_##name = format,
+enum { TBE_FORMATS(X) };
+#undef X
 
 void K_SHARED(K_CAT(tbe_forward_, K_PIECE, ))(tbe_walk *w, tbe_place at, tbe_place stop)
 {

@@ -253,7 +253,7 @@ local function info()
   M.version()
   require("perilune.launch.info").print()
   print("choices (perilune calibrate measures them)")
-  print(table.concat(require("perilune.calibrate").lines(), "\n"))
+  print(table.concat(require("perilune.calibration.choices").lines(), "\n"))
   return 0
 end
 
@@ -286,7 +286,7 @@ end
 --- What is wrong with options of `calibrate`; nil: nothing that is seen without its ranks.
 local function calibrate_refused(options)
   if options.output and not (options.host or options.hostfile) then
-    local ok, err = pcall(require("perilune.plan.text").probe, options.output, "calibrate: --output")
+    local ok, err = pcall(require("perilune.text").probe, options.output, "calibrate: --output")
     if not ok then return (require("perilune.errors").describe(err)) end
   end
   if options.only ~= "choices" then return nil end
@@ -309,14 +309,14 @@ local function calibrate(options, words)
     if dry_run and not options.dry_run then list[#list + 1] = "--dry-run" end
     return launch.run { ranks = options.ranks, hosts = options.host, hostfile = options.hostfile, words = list, arguments = {},
       script = function()
-        require("perilune.launch.machine").run { output = options.output, seconds = options.seconds, choices = choices.ways(),
+        require("perilune.calibration.machine").run { output = options.output, seconds = options.seconds, choices = choices.ways(),
           device = options.device, dry_run = dry_run }
       end }
   end
   if launch.world() or options.dry_run then return on_all_ranks(options.dry_run) end
   local code = options.only == "choices" and 0 or on_all_ranks(true)
   if code == 0 and options.only ~= "machine" then
-    code = require("perilune.calibrate").run(options.rounds, require("perilune.launch.beside").others_of_process)
+    code = require("perilune.calibration.choices").run(options.rounds, require("perilune.calibration.beside").others_of_process)
   end
   if code ~= 0 or options.only == "choices" then return code end
   return on_all_ranks(false)

@@ -11,6 +11,7 @@ local errors = require "perilune.errors"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local C, state = P.C, P.state
+P.own({ stop = false }, true) -- what this rank knows of a request to stop, or false
 
 local M = {}
 

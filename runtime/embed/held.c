@@ -9,18 +9,8 @@
 
 enum { CHUNK = 1 << 20 }; /* numbers that are brought to the host at a time */
 
-static const char *format_name(int32_t dtype)
-{
-    switch (dtype) {
-    case PERI_ROWS_INT8: return "INT8";
-    case PERI_ROWS_INT8_HALF: return "INT8"; /* what its collection calls it */
-    case PERI_ROWS_FP8: return "FP8";
-    case PERI_ROWS_INT4: return "INT4";
-    case PERI_ROWS_INT2: return "INT2";
-    case PERI_F16: return "FP16";
-    default: return "BF16";
-    }
-}
+/** What collections call a format: both 8-bit ones are INT8. */
+static const char *format_name(int32_t dtype) { return peri_row_format_name(dtype == PERI_ROWS_INT8_HALF ? PERI_ROWS_INT8 : dtype); }
 
 /** What a format holds, for messages. */
 static const char *allowed(int32_t dtype)

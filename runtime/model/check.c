@@ -57,21 +57,28 @@ static peri_status check_section(const checker *c, const peri__model_section *s)
     return PERI_OK;
 }
 
-int32_t peri__model_format(const char *dtype, int64_t columns, int64_t *stride, int64_t *row_bytes)
+/** The format of rows of a name as files have it: "f32", ..., "int8_half"; -1: there is none. */
+static int32_t format_named(const char *dtype)
 {
-    static const struct {
-        const char *name;
-        int32_t format, element, more, codes; /* bytes of an element (0: of a byte, `codes`), and of scale and bias */
-    } formats[] = {{"f32", PERI_F32, 4, 0, 0},        {"f16", PERI_F16, 2, 0, 0},       {"bf16", PERI_BF16, 2, 0, 0},
-                   {"int8", PERI_ROWS_INT8, 0, 8, 1}, {"int4", PERI_ROWS_INT4, 0, 4, 2}, {"fp8", PERI_ROWS_FP8, 0, 0, 1},
-                   {"int8_half", PERI_ROWS_INT8_HALF, 0, 4, 1}, {"int2", PERI_ROWS_INT2, 0, 4, 4}};
-    for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
-        if (strcmp(dtype, formats[i].name) != 0) continue;
-        *row_bytes = formats[i].element ? columns * formats[i].element : peri__ceil_div(columns, formats[i].codes) + formats[i].more;
-        *stride = formats[i].element ? columns : *row_bytes;
-        return formats[i].format;
+    static const int32_t numbers[] = {PERI_F32, PERI_F16, PERI_BF16};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++)
+        if (!strcmp(dtype, peri_dtype_name(numbers[i]))) return numbers[i];
+    const char *name;
+    for (int32_t format = PERI_ROWS_INT8; (name = peri_row_format_name(format)); format++) {
+        size_t i = 0; /* names of files are those of tables in small letters */
+        while (name[i] && dtype[i] == (name[i] >= 'A' && name[i] <= 'Z' ? name[i] - 'A' + 'a' : name[i])) i++;
+        if (!name[i] && !dtype[i]) return format;
     }
     return -1;
+}
+
+int32_t peri__model_format(const char *dtype, int64_t columns, int64_t *stride, int64_t *row_bytes)
+{
+    const int32_t format = format_named(dtype);
+    if (format < 0) return -1;
+    *stride = peri__tbe_stride(format, columns);
+    *row_bytes = *stride * (peri__tbe_bytes(format) ? 1 : peri_dtype_size(format));
+    return format;
 }
 
 static peri_status check_table(const checker *c, peri_model_table *t, peri__model_rows *r)
@@ -234,9 +241,7 @@ static peri_status check_linear(const checker *c, peri__model_operation *o, int6
 
 static peri_status check_unary(const checker *c, peri__model_operation *o, int64_t out)
 {
-    static const char *const names[PERI_UNARY_COUNT] = {"identity", "relu", "sigmoid", "tanh", "exp", "sqrt", "silu", "gelu", "softplus",
-                                                        "logsigmoid", "leaky_relu", "log", "abs", "square", "pow", "affine", "reciprocal",
-                                                        "clamp", "root"};
+    static const char *const names[PERI_UNARY_COUNT] = PERI_UNARY_NAMES;
     WANT(function_in(o, names, PERI_UNARY_COUNT), "its function is unknown");
     WANT(columns_of(c, o, 0) == out, "its values have different columns");
     return PERI_OK;

@@ -135,9 +135,8 @@ static void add_table(text *t, const peri_sharded_config *c, int32_t i, const pe
     add(t, "table '%s'\tnum_embeddings\t%lld\n", name, (long long)table->rows);
     add(t, "table '%s'\tembedding_dim\t%lld\n", name, (long long)table->cols);
     add(t, "table '%s'\tpooling\t%s\n", name, table->pooling == PERI_POOLING_MEAN ? "MEAN" : "SUM");
-    if (peri__tbe_bytes(table->dtype))
-        add(t, "table '%s'\tdata_type\t%s\n", name, PICK(table->dtype - PERI_ROWS_INT8, "INT8", "INT8_HALF", "FP8", "INT4", "INT2"));
-    else add(t, "table '%s'\tdata_type\t%s\n", name, peri_dtype_name(table->dtype));
+    add(t, "table '%s'\tdata_type\t%s\n", name,
+        peri__tbe_bytes(table->dtype) ? peri_row_format_name(table->dtype) : peri_dtype_name(table->dtype));
     add(t, "table '%s'\tsharding_type\t%s\n", name, peri_sharding_type_name(table->sharding_type));
     add(t, "table '%s'\tcompute_kernel\t%s\n", name,
         table->cache    ? "fused_uvm_caching"

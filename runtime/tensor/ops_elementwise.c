@@ -70,31 +70,20 @@ static peri_status unary(const char *function, int32_t op, peri_tensor *x, doubl
     return peri__narrow(&o, unary_wide(function, op, o.in[0], a, b, out ? &o.out : NULL), out);
 }
 
-peri_status peri_op_relu(peri_tensor *x, peri_tensor **out) { return unary("peri_op_relu", PERI_UNARY_RELU, x, 0, 0, out); }
-peri_status peri_op_sigmoid(peri_tensor *x, peri_tensor **out) { return unary("peri_op_sigmoid", PERI_UNARY_SIGMOID, x, 0, 0, out); }
-peri_status peri_op_tanh(peri_tensor *x, peri_tensor **out) { return unary("peri_op_tanh", PERI_UNARY_TANH, x, 0, 0, out); }
-peri_status peri_op_silu(peri_tensor *x, peri_tensor **out) { return unary("peri_op_silu", PERI_UNARY_SILU, x, 0, 0, out); }
-peri_status peri_op_gelu(peri_tensor *x, peri_tensor **out) { return unary("peri_op_gelu", PERI_UNARY_GELU, x, 0, 0, out); }
-peri_status peri_op_softplus(peri_tensor *x, peri_tensor **out) { return unary("peri_op_softplus", PERI_UNARY_SOFTPLUS, x, 0, 0, out); }
-peri_status peri_op_logsigmoid(peri_tensor *x, peri_tensor **out)
-{
-    return unary("peri_op_logsigmoid", PERI_UNARY_LOGSIGMOID, x, 0, 0, out);
-}
+#define PLAIN(NAME, name) \
+    peri_status peri_op_##name(peri_tensor *x, peri_tensor **out) { return unary("peri_op_" #name, PERI_UNARY_##NAME, x, 0, 0, out); }
+PERI_UNARY_PLAIN(PLAIN)
+#undef PLAIN
+
 peri_status peri_op_leaky_relu(peri_tensor *x, double slope, peri_tensor **out)
 {
     return unary("peri_op_leaky_relu", PERI_UNARY_LEAKY_RELU, x, slope, 0, out);
 }
-peri_status peri_op_exp(peri_tensor *x, peri_tensor **out) { return unary("peri_op_exp", PERI_UNARY_EXP, x, 0, 0, out); }
-peri_status peri_op_log(peri_tensor *x, peri_tensor **out) { return unary("peri_op_log", PERI_UNARY_LOG, x, 0, 0, out); }
-peri_status peri_op_sqrt(peri_tensor *x, peri_tensor **out) { return unary("peri_op_sqrt", PERI_UNARY_SQRT, x, 0, 0, out); }
-peri_status peri_op_abs(peri_tensor *x, peri_tensor **out) { return unary("peri_op_abs", PERI_UNARY_ABS, x, 0, 0, out); }
-peri_status peri_op_root(peri_tensor *x, peri_tensor **out) { return unary("peri_op_root", PERI_UNARY_ROOT, x, 0, 0, out); }
 peri_status peri_op_clamp(peri_tensor *x, double low, double high, peri_tensor **out)
 {
     if (x && x->dtype == PERI_F32) low = (double)(float)low, high = (double)(float)high; /* where elements are equal to a bound */
     return unary("peri_op_clamp", PERI_UNARY_CLAMP, x, low, high, out);
 }
-peri_status peri_op_square(peri_tensor *x, peri_tensor **out) { return unary("peri_op_square", PERI_UNARY_SQUARE, x, 0, 0, out); }
 peri_status peri_op_pow(peri_tensor *x, double exponent, peri_tensor **out)
 {
     return unary("peri_op_pow", PERI_UNARY_POW, x, exponent, 0, out);

@@ -4,32 +4,19 @@ local peri = require "perilune"
 local sim = require "perilune.dist.sim"
 local text = require "spec.support.facts"
 local shell = require "spec.support.shell"
+local small = require "spec.support.small_net"
 local nn, plan = peri.nn, peri.plan
 local C, check = peri.ffi.C, peri.ffi.check
 
 local folder, clean = shell.temporary()
 teardown(clean)
 
-local Net = nn.Module:extend "Net"
-function Net:init()
-  self.ebc = peri.EmbeddingBagCollection { seed = 5, fused_params = { optimizer = "rowwise_adagrad", learning_rate = 0.1, exact = true },
-    tables = { peri.EmbeddingBagConfig { name = "a", num_embeddings = 50, embedding_dim = 8, feature_names = { "fa" } },
-      peri.EmbeddingBagConfig { name = "b", num_embeddings = 37, embedding_dim = 16, feature_names = { "fb" } } } }
-  self.over = nn.Linear { in_features = 24, out_features = 1 }
-end
-function Net:forward(kjt) return self.over(self.ebc(kjt):values()):mean() end
-
-local function build(world, entry)
-  nn.manual_seed(3)
-  local net = Net()
-  return world and peri.DistributedModelParallel { module = net, group = world, plan = { ebc = { a = entry, b = entry } } } or net
-end
+local build, batch, entries = small.build, small.batch, small.entries
 
 local function train(model, from, last)
   for i = from, last do
     peri.scope(function()
-      model(peri.KeyedJaggedTensor { keys = { "fa", "fb" }, values = { i * 7 % 50, i * 3 % 50, i * 5 % 37, i % 37 },
-        lengths = { 1, 1, 2, 0 } }):backward()
+      model(batch(i)):backward()
     end)
   end
 end
@@ -48,12 +35,6 @@ local function bytes_of(path)
   c:close()
   return sum
 end
-
-local entries = {
-  table_wise = function() return plan.table_wise(0) end, row_wise = function() return plan.row_wise() end,
-  column_wise = function() return plan.column_wise { ranks = { 0, 1 } } end, data_parallel = function() return plan.data_parallel() end,
-  cached = function() return plan.row_wise { compute_kernel = "fused_uvm_caching", cache_params = { load_factor = 0.5 } } end,
-}
 
 --- A run of `ranks` under a plan, whose saves `each(model, saver, step)` comes after; returns the states by step.
 local function run_of(of, entry, ranks, steps, each, full_every)

@@ -5,33 +5,21 @@ local peri = require "perilune"
 local sim = require "perilune.dist.sim"
 local text = require "spec.support.facts"
 local shell = require "spec.support.shell"
-local nn, plan = peri.nn, peri.plan
+local small = require "spec.support.small_net"
+local nn = peri.nn
 local C, check = peri.ffi.C, peri.ffi.check
 
 local folder, clean = shell.temporary()
 teardown(clean)
 
-local Net = nn.Module:extend "Net"
-function Net:init(options)
-  self.ebc = peri.EmbeddingBagCollection { seed = 5, fused_params = options.params or { optimizer = options.optimizer or "rowwise_adagrad",
-    learning_rate = 0.1, exact = true }, tables = {
-    peri.EmbeddingBagConfig { name = "a", num_embeddings = 50, embedding_dim = 8, feature_names = { "fa" } },
-    peri.EmbeddingBagConfig { name = "b", num_embeddings = 37, embedding_dim = 16, feature_names = { "fb" } } } }
-  self.over = nn.Linear { in_features = 24, out_features = 1 }
-end
-function Net:forward(kjt) return self.over(self.ebc(kjt):values()):mean() end
+local batch, entries = small.batch, peri.util.copy(small.entries)
+entries.column_wise = nil -- a block of columns has row-wise states of its own, which other ways have not
 
 local function build(world, entry, options)
-  nn.manual_seed(3)
-  local net = Net(options or {})
-  local model = world and peri.DistributedModelParallel { module = net, group = world, plan = { ebc = { a = entry, b = entry } } } or net
+  local model = small.build(world, entry, options)
   local optimizer = world and nn.optim.Adam { params = model:named_parameters(), lr = 0.05 }
-    or nn.optim.Adam { params = { net.over.weight, net.over.bias }, lr = 0.05 }
+    or nn.optim.Adam { params = { model.over.weight, model.over.bias }, lr = 0.05 }
   return { model = model, optimizer = optimizer, schedule = nn.optim.StepLR { optimizer = optimizer, step_size = 2, gamma = 0.5 } }
-end
-
-local function batch(i)
-  return peri.KeyedJaggedTensor { keys = { "fa", "fb" }, values = { i * 7 % 50, i * 3 % 50, i * 5 % 37, i % 37 }, lengths = { 1, 1, 2, 0 } }
 end
 
 local function train(p, from, last)
@@ -61,12 +49,6 @@ local function refusal(path)
   local ok, err = pcall(peri.checkpoint.open, path)
   return not ok and tostring(err) or "it opened"
 end
-
-local entries = {
-  table_wise = function() return plan.table_wise(0) end, row_wise = function() return plan.row_wise() end,
-  data_parallel = function() return plan.data_parallel() end,
-  cached = function() return plan.row_wise { compute_kernel = "fused_uvm_caching", cache_params = { load_factor = 0.5 } } end,
-}
 
 --- A full checkpoint `name`, and two increments of it; rows of the last one.
 local function chain(name, p, group)

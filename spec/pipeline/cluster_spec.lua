@@ -2,8 +2,8 @@
 local peri = require "perilune"
 local json = require "dkjson"
 local shell = require "spec.support.shell"
-local simulate = require "perilune.pipeline.simulate"
-local traffic = require "perilune.pipeline.traffic"
+local simulate = require "perilune.simulation.simulate"
+local traffic = require "perilune.simulation.traffic"
 local plan, cluster, schedules = peri.plan, peri.pipeline.cluster, peri.pipeline.schedules
 
 local function planner_of(args)

@@ -3,8 +3,8 @@
 -- takes: 30 s
 local shell = require "spec.support.shell"
 local peri = require "perilune"
-local fit = require "perilune.launch.fit"
-local beside = require "perilune.launch.beside"
+local fit = require "perilune.calibration.fit"
+local beside = require "perilune.calibration.beside"
 local plan = peri.plan
 
 describe("fit.least", function()
@@ -84,7 +84,7 @@ describe("perilune calibrate --only machine", function()
 
   it("measures exchanges of ranks", function()
     local script = shell.write(folder .. "/bare.lua", [[
-      local peri, rates = require "perilune", require "perilune.launch.rates"
+      local peri, rates = require "perilune", require "perilune.calibration.rates"
       local world, t = peri.init(), { world_size = 2, local_world_size = 2, rates = {} }
       rates.bare(world, t, nil, function() end, rates.target_of(nil, 0))
       if world:rank() == 0 then
@@ -102,7 +102,7 @@ describe("perilune calibrate --only machine", function()
     assert.equal(0, beside.of(at(10, 5), at(14, 5), 4, 4))
     assert.equal(0, beside.of(nil, nil, 4, 4))
     local script = shell.write(folder .. "/beside.lua", [[
-      print(require("perilune.launch.beside").others_of_process(function() os.execute "sleep 0.4" end))]])
+      print(require("perilune.calibration.beside").others_of_process(function() os.execute "sleep 0.4" end))]])
     local spin = shell.write(folder .. "/spin.sh", "while :; do :; done\n")
     local out = shell.run(('for i in $(seq $(nproc)); do sh %s & pids="$pids $!"; done; %s run %s; kill $pids'):format(spin, shell.perilune,
       script))
@@ -122,7 +122,7 @@ describe("perilune calibrate --only machine", function()
   end)
 
   it("takes the rate of copies where the price of a byte says nothing", function()
-    local script = shell.write(folder .. "/rate.lua", [[local rate = require("perilune.launch.machine").rate
+    local script = shell.write(folder .. "/rate.lua", [[local rate = require("perilune.calibration.machine").rate
       print(rate(0, 5e6), rate(1e-12, 5e6), rate(1e-7, 5e6))]])
     assert.equal("5000000\t5000000\t10000000\n", (shell.run(("%s run %s"):format(shell.perilune, script))))
   end)
@@ -131,7 +131,7 @@ describe("perilune calibrate --only machine", function()
   --- each probe as true prices have it, the bytes of rows in memory at `memory` GB/s, those in the caches for nothing.
   local function simulated(cache, words)
     local script = shell.write(folder .. "/simulated.lua", ([[
-      local machine, rates = require "perilune.launch.machine", require "perilune.launch.rates"
+      local machine, rates = require "perilune.calibration.machine", require "perilune.calibration.rates"
       local plan, step = require "perilune.plan", require "perilune.plan.step"
       local cache, copy = %d, 5e6 -- bytes a millisecond
       local t = { world_size = 1, local_world_size = 1, rates = { copy = copy, products = 1e7 }, ddr_cap = 2 ^ 40, cache_bytes = cache,

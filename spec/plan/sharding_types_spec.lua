@@ -40,7 +40,8 @@ describe("the table of sharding types", function()
   end)
 
   it("is the only one: planners, pipelines and sharded modules name no type", function()
-    for path in shell.run("find lua/perilune/plan lua/perilune/pipeline lua/perilune/shard -name '*.lua'"):gmatch "[^\n]+" do
+    for path in shell.run("cd lua/perilune; find plan explain simulation pipeline shard -name '*.lua'"):gmatch "[^\n]+" do
+      path = "lua/perilune/" .. path
       local number = 0
       for line in io.lines(path) do
         number = number + 1

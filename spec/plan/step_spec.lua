@@ -252,7 +252,7 @@ describe("estimates = 'step'", function()
 end)
 
 describe("optimizers", function()
-  local config, measure = require "perilune.embed.config", require "perilune.launch.measure"
+  local config, measure = require "perilune.embed.config", require "perilune.calibration.measure"
   local function described(optimizer)
     return plan.describe.of { tables = { { name = "t", num_embeddings = 5000, embedding_dim = 48 } }, optimizer = optimizer }
   end

@@ -1,6 +1,6 @@
 -- Plans and topologies as Lua text: what is written is read back, nothing that is read runs, and no text breaks the reader.
 local peri = require "perilune"
-local text = require "perilune.plan.text"
+local text = require "perilune.text"
 local shell = require "spec.support.shell"
 local plan = peri.plan
 
@@ -244,7 +244,7 @@ describe("files that are written", function()
     assert.equal("first", text.read(path, "f"))
     assert.equal("a ", names())
     -- a file that cannot grow: what was there stays
-    local script = ("require('perilune.plan.text').write('%s', ('x'):rep(99999), 'f')"):format(path)
+    local script = ("require('perilune.text').write('%s', ('x'):rep(99999), 'f')"):format(path)
     shell.write(path .. ".lua", script)
     local out = shell.run(("ulimit -f 1; trap '' XFSZ; luajit %s.lua; rm %s.lua"):format(path, path), shell.luajit_env())
     assert.matches("f: [^\n]*/a: File too large", out)

@@ -275,7 +275,7 @@ if extras then
 end
 if rank == 0 then
   print "ways in use:"
-  for _, line in ipairs(require("perilune.calibrate").lines()) do
+  for _, line in ipairs(require("perilune.calibration.choices").lines()) do
     if line:match "copy_" then print(line) end
   end
 end

@@ -11,7 +11,7 @@
 local argparse = require "argparse"
 local json = require "dkjson"
 local peri = require "perilune"
-local machine = require "perilune.launch.machine"
+local machine = require "perilune.calibration.machine"
 local verify = require "perilune.launch.verify"
 local step = require "perilune.plan.step"
 local plan = peri.plan

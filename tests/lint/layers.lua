@@ -163,13 +163,15 @@ end
 
 -- Lua: the first name after "perilune.".
 local rank = {
-  environment = -2, errors = -1, util = 0, cdef = 0, manual = 0, launcher = 0, compiler = 0.5, ffi = 1, signature = 1.5, choices = 2,
-  progress = 2, tensor = 2,
+  environment = -2, errors = -1, util = 0, cdef = 0, manual = 0, launcher = 0, compiler = 0.5,
+  library = 0.6, state = 0.7, handles = 0.8, ffi = 1, lua_states = 1.2, signature = 1.5, choices = 2,
+  progress = 2, text = 2, tensor = 2,
   jagged = 3, nn = 4,
-  dist = 4, data = 4, stop = 4, serial = 2, sparse = 4.5, embed = 5, plan = 6, shard = 7, checkpoint = 7.5, export = 7.7, model = 8,
+  dist = 4, data = 4, stop = 4, serial = 2, sparse = 4.5, embed = 5, plan = 6, explain = 6.5,
+  simulation = 6.5, shard = 7, checkpoint = 7.5, export = 7.7, model = 8,
   pipeline = 9,
-  hosted = 10, launch = 11,
-  cli = 12, calibrate = 11,
+  hosted = 10, calibration = 10.5, launch = 11,
+  cli = 12,
 }
 
 local function lua_requires(ctx)
@@ -185,7 +187,7 @@ local function lua_requires(ctx)
           if name ~= "util" then complain "init.lua loads lazily, by its table" end
         elseif not rank[from] then complain(("perilune.%s has no layer (tests/lint/layers.lua)"):format(from))
         elseif name == "" then
-          if rank[from] < rank.launch then complain "only the command line uses the whole" end
+          if rank[from] < rank.calibration then complain "only the command line uses the whole" end
         elseif not rank[name] then complain "it has no layer (tests/lint/layers.lua)"
         elseif rank[name] > rank[from] then complain(("it lies above perilune.%s"):format(from))
         elseif rank[name] == rank[from] and name ~= from then complain(("perilune.%s stands beside it"):format(from)) end

@@ -18,6 +18,8 @@ local Tensor = require "perilune.tensor"
 local changes = require "perilune.embed.changes"
 local parts_of = require "perilune.checkpoint.parts"
 local C, check, state = P.C, P.check, P.state
+--- The last asynchronous save of this rank: { progress = function(), finish = function(), last = }, or false.
+P.own({ saves = false }, true)
 
 local M = {}
 

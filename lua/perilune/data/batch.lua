@@ -6,6 +6,7 @@ local Tensor = require "perilune.tensor"
 local jagged = require "perilune.jagged"
 local signature = require "perilune.signature"
 local C, check = P.C, P.check
+P.own { pin = false } -- in a worker of a loader: the device (a name) for which batches are made in pinned memory, or false
 
 local M = {}
 

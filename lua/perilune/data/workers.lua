@@ -10,6 +10,7 @@
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
+local lua_states = require "perilune.lua_states"
 local serial = require "perilune.serial"
 local position = require "perilune.data.position"
 local parcels = require "perilune.data.parcels"
@@ -33,7 +34,7 @@ local function start(self, job, ahead)
   local bytes = serial.encode(job, self.name .. ": arguments")
   check(C.peri_feed_new(ahead, out))
   local feed = P.lasting(wrap, out[0])
-  local lua = P.new_lua(self.name, MAIN, package.path, package.cpath, bytes, parcels.sent(self.shared),
+  local lua = lua_states.new(self.name, MAIN, package.path, package.cpath, bytes, parcels.sent(self.shared),
     ffi.string(out, ffi.sizeof "peri_feed *"))
   local function address(f) return ffi.cast("void *", f) end
   local thread = ffi.new("peri_feed_thread", { state = lua.ptr, n_args = 5, run = address(lua.pcall), close = address(lua.close) })
@@ -158,7 +159,7 @@ function Workers:next()
     self.ended = err
     stop_all(self)
   elseif status ~= C.PERI_ECLOSED then check(status)
-  else self.ended = C.peri_feed_result(feed) ~= 0 and P.lua_text(self._lua[i]) or true end
+  else self.ended = C.peri_feed_result(feed) ~= 0 and lua_states.text(self._lua[i]) or true end
   return self:next()
 end
 

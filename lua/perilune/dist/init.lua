@@ -9,6 +9,11 @@ local all_to_all = require "perilune.dist.all_to_all"
 local signature = require "perilune.signature"
 local C, check, state = P.C, P.check, P.state
 
+--- world: the joined world, or false; failed_world: the error of a world that was left after it, or false.
+P.own({ world = false }, true)
+P.own { failed_world = false }
+function errors.rank() return state.world and state.world.rank_number or nil end
+
 local M = {
   Group = group.Group,
   Awaitable = awaitable.Awaitable, LazyAwaitable = awaitable.LazyAwaitable,

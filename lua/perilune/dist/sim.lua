@@ -66,11 +66,8 @@ function M.run(n, body, options)
   local job, ranks, first, live, quiet, events = "sim " .. worlds, {}, nil, n, 0, -1
   for i = 1, n do
     local rank = { number = i - 1 }
-    rank.state = util.copy(state)
-    rank.state.scope, rank.state.world, rank.state.grad, rank.state.device = false, false, true, options.device
-    rank.state.streams, rank.state.autocast, rank.state.stop, rank.state.saves = false, false, false, false
-    rank.state.batch = false
-    rank.state.yield = coroutine.yield
+    rank.state = P.of_new_rank()
+    rank.state.device, rank.state.yield = options.device, coroutine.yield
     rank.co = coroutine.create(body_of(rank, n, body, options, job))
     ranks[i] = rank
   end

@@ -11,13 +11,24 @@ local M = {}
 --- Poolings and data types by TorchRec's names.
 M.PoolingType = util.face("peri.embed.PoolingType", { SUM = "SUM", MEAN = "MEAN" })
 M.poolings = { SUM = C.PERI_POOLING_SUM, MEAN = C.PERI_POOLING_MEAN }
---- Rows of bytes, for lookups only: FBGEMM's two layouts of 8-bit rows, 8-bit floats, rows of 4 and of 2 bits a number.
-M.row_formats = { INT8 = C.PERI_ROWS_INT8, INT8_HALF = C.PERI_ROWS_INT8_HALF, FP8 = C.PERI_ROWS_FP8, INT4 = C.PERI_ROWS_INT4,
-  INT2 = C.PERI_ROWS_INT2 }
+--- Rows of bytes, for lookups only, by name: FBGEMM's two layouts of 8-bit rows, 8-bit floats, rows of 4 and of 2 bits a number.
+M.row_formats = {}
 M.data_types = { FP32 = "f32", FP16 = "f16", BF16 = "bf16" }
 --- What tables can hold, and what table batches call it: numbers, which are trained, and rows of bytes for quantized collections, whose
---- 8-bit rows are those of FBGEMM's tables for inference.
-M.table_types = { FP32 = "FP32", FP16 = "FP16", BF16 = "BF16", INT8 = "INT8_HALF", FP8 = "FP8", INT4 = "INT4", INT2 = "INT2" }
+--- 8-bit rows are those of FBGEMM's tables for inference (INT8 is INT8_HALF). And how many bytes a number of each takes.
+M.table_types, M.data_bytes = {}, {}
+
+local function add_type(name, held_as, dtype)
+  M.table_types[name], M.data_bytes[name] = held_as, C.peri_row_format_bits(dtype) / 8
+end
+for name, dtype in util.ordered(M.data_types) do add_type(name, name, P.dtype(dtype)) end
+local row_format = C.PERI_ROWS_INT8
+while C.peri_row_format_name(row_format) ~= nil do
+  local name = ffi.string(C.peri_row_format_name(row_format))
+  M.row_formats[name] = row_format
+  add_type(name:match "^(.-)_HALF$" or name, name, row_format) -- the later of two
+  row_format = row_format + 1
+end
 M.bounds_checks = { FATAL = C.PERI_BOUNDS_FATAL, WARNING = C.PERI_BOUNDS_WARNING, IGNORE = C.PERI_BOUNDS_IGNORE, NONE = C.PERI_BOUNDS_NONE }
 
 local function one_of(func, what, value, allowed)

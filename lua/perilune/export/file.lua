@@ -41,24 +41,19 @@ local function hex_of(u64) return bit.tohex(tonumber(u64 / 2 ^ 32)) .. bit.tohex
 
 -- -- rows of tables -----------------------------------------------------------------------------------------------------------------------
 
-local row_formats = {
-  int8 = { codes = C.PERI_CODES_INT8, scale_dtype = C.PERI_F32, scale_first = false },
-  int8_half = { codes = C.PERI_CODES_INT8, scale_dtype = C.PERI_F16, scale_first = true },
-  int2 = { codes = C.PERI_CODES_INT2, scale_dtype = C.PERI_F16, scale_first = true },
-  int4 = { codes = C.PERI_CODES_INT4, scale_dtype = C.PERI_F16, scale_first = true },
-  fp8 = { codes = C.PERI_CODES_FP8, scale_dtype = -1, scale_first = false, exponent_bits = 4, exponent_bias = 7 },
-}
-M.table_dtypes = { f32 = true, f16 = true, bf16 = true, int8 = true, int8_half = true, int4 = true, int2 = true, fp8 = true }
+--- Formats of rows of bytes by the names that files have for them, and all dtypes of tables.
+local row_formats = {}
+M.table_dtypes = { f32 = true, f16 = true, bf16 = true }
+for name, format in util.ordered(config.row_formats) do row_formats[name:lower()], M.table_dtypes[name:lower()] = format, true end
 
 local out = ffi.new "peri_tensor *[1]"
 
+local format = ffi.new "peri_row_format"
 --- Rows as they lie in a file.
 local function encoded(rows, dtype)
-  local f = row_formats[dtype]
   if rows:dtype() == "u8" then return rows end -- as they are
-  if not f then return rows:to(dtype) end
-  local format = ffi.new("peri_row_format", { alignment = 1, codes = f.codes, scale_dtype = f.scale_dtype, scale_first = f.scale_first,
-    exponent_bits = f.exponent_bits or 0, exponent_bias = f.exponent_bias or 0 })
+  if not row_formats[dtype] then return rows:to(dtype) end
+  check(C.peri_row_format_of(row_formats[dtype], format))
   check(C.peri_quantize_rows(Tensor.ptr(rows), format, nil, out))
   return Tensor.wrap(out[0])
 end

@@ -97,7 +97,7 @@ function actions.show(paths)
     rows[#rows + 1] = { name, t.dtype, table.concat(t.shape, " x "), tostring(#t.pieces), c:parent() and rows_text(c, t) or nil }
   end
   print_table(rows)
-  print("values  " .. require("perilune.plan.text").encode(c:values().values or {}, {}, 0))
+  print("values  " .. require("perilune.text").encode(c:values().values or {}, {}, 0))
   return 0
 end
 

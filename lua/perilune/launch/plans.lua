@@ -3,7 +3,7 @@ local P = require "perilune.ffi"
 local errors = require "perilune.errors"
 local util = require "perilune.util"
 local plan = require "perilune.plan"
-local text = require "perilune.plan.text"
+local text = require "perilune.text"
 local Progress = require "perilune.progress"
 
 local M = {}
@@ -118,7 +118,7 @@ local function asked(options)
   end
   local schedule = require("perilune.pipeline.schedules").load(options.simulate)
   local times = options.times and require("perilune.launch.schedules").times_of(options.times) or {}
-  require("perilune.pipeline.simulate").check_times(times, schedule:check())
+  require("perilune.simulation.simulate").check_times(times, schedule:check())
   return { schedule = schedule, times = times, scale = options.scale and scale_of(options.scale) or {} }
 end
 
@@ -139,7 +139,7 @@ end
 
 --- Simulate the plan under a schedule, and plans for other numbers of ranks; a table of them, and a timeline of the plan.
 local function simulate(options, what, g, planner, stream)
-  local cluster = require "perilune.pipeline.cluster"
+  local cluster = require "perilune.simulation.cluster"
   local dense = plan.dense.predict(g.model, planner.topology, options.batch_size, options.precision)
   local function run(p)
     util.integer("perilune plan", "ranks with --simulate", p.topology.world_size, 1, MOST_SIMULATED)

@@ -78,7 +78,7 @@ function M.settle(options)
     if options[name] == nil then options[name] = default end
   end
   if options.action ~= "trace" then return nil end
-  local ok, err = pcall(require("perilune.plan.text").probe, options.output, "schedule trace")
+  local ok, err = pcall(require("perilune.text").probe, options.output, "schedule trace")
   return not ok and errors.describe(err) or nil
 end
 

@@ -1,6 +1,6 @@
 -- verify.lua: what was predicted of plans beside what steps of them take here: `perilune plan --verify`, and make bench-plan.
 local peri = require "perilune"
-local measure = require "perilune.launch.measure"
+local measure = require "perilune.calibration.measure"
 local Tensor, util, step = peri.Tensor, peri.util, require "perilune.plan.step"
 
 local M = {}

@@ -22,6 +22,7 @@ local sharded = require "perilune.tensor.sharded"
 local live = require("perilune.tensor.state_dict").live
 local signature = require "perilune.signature"
 local all_or_none = require("perilune.nn.ranks").all_or_none
+P.own({ batch = false }, true) -- that a module runs with, if it says which samples it has, or false
 
 local Module = util.class "Module"
 

@@ -8,6 +8,7 @@ local P = require "perilune.ffi"
 local Tensor = require "perilune.tensor"
 local signature = require "perilune.signature"
 local state = P.state
+P.own { parameters_drawn = 0, dropouts_made = 0 } -- of random numbers, beside those of tensor/elements.lua
 
 local M = {}
 

@@ -16,4 +16,4 @@ M.PrefetchPipelinedForward = forward.PrefetchPipelinedForward
 M.TrainPipelineContext, M.PrefetchTrainPipelineContext = context.TrainPipelineContext, context.PrefetchTrainPipelineContext
 
 return util.face("peri.pipeline", M, { schedules = "perilune.pipeline.schedules", show = "perilune.pipeline.show",
-  cluster = "perilune.pipeline.cluster" })
+  cluster = "perilune.simulation.cluster" })

@@ -3,10 +3,10 @@
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local signature = require "perilune.signature"
-local write = require("perilune.plan.text").write
+local write = require("perilune.text").write
 local waits = require "perilune.pipeline.waits"
-local simulate = require "perilune.pipeline.simulate"
-local Timeline = require "perilune.pipeline.timeline"
+local simulate = require "perilune.simulation.simulate"
+local Timeline = require "perilune.simulation.timeline"
 
 local M = {}
 

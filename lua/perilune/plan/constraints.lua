@@ -12,8 +12,8 @@ local M = {}
 --- The name of a table in a model: under the path of its collection.
 function M.fqn(path, name) return path == "" and name or path .. "." .. name end
 
-local data_bytes = { FP32 = 4, FP16 = 2, BF16 = 2, INT8 = 1, FP8 = 1, INT4 = 0.5, INT2 = 0.25 }
 --- Bytes of a number of a data type.
+local data_bytes = embed.data_bytes
 M.data_bytes = data_bytes
 
 local arguments = {

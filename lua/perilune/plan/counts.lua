@@ -1,6 +1,6 @@
 -- plan/counts.lua: how much each rank has to do in a step of a plan: ids, bags and bytes of each shard by its rows and columns. A rank's
 -- data for itself do not travel ((W - 1)/W), of rows cut within a host one sum crosses the network, ids that come again find their rows in
--- a cache. Steps are priced by it (step.lua), schedules simulated (pipeline/traffic.lua).
+-- a cache. Steps are priced by it (step.lua), schedules simulated (simulation/traffic.lua).
 local P = require "perilune.ffi"
 local signature = require "perilune.signature"
 local embed = require "perilune.embed.config"

@@ -1,5 +1,5 @@
 -- plan/dense.lua: milliseconds of the dense part of a training step, by the prices of a device that was measured (Topology.dense, which
--- `perilune calibrate --device` finds: launch/dense.lua).
+-- `perilune calibrate --device` finds: calibration/dense.lua).
 --
 -- A dense part is described by its matrices of weights ({ out, in } each), for nearly all of its time goes with these. Of each matrix and B
 -- samples are counted:

@@ -35,8 +35,8 @@ local planner = {
 }
 for _, name in ipairs { "StepEstimator", "StepModel" } do planner[name] = "step" end
 local planner_files = { dense = "perilune.plan.dense", describe = "perilune.plan.describe",
-  reasons = "perilune.plan.reasons", report = "perilune.plan.report",
-  html = "perilune.plan.html", statistics = "perilune.plan.statistics" }
+  reasons = "perilune.explain.reasons", report = "perilune.explain.report",
+  html = "perilune.explain.html", statistics = "perilune.plan.statistics" }
 for name, file in util.ordered(planner) do
   planner[name], planner_files["_" .. file] = "_" .. file, "perilune.plan." .. file
 end

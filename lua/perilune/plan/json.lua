@@ -17,7 +17,7 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local types = require "perilune.plan.types"
 local signature = require "perilune.signature"
-local text_data = require "perilune.plan.text"
+local text_data = require "perilune.text"
 
 local M = {}
 
@@ -36,20 +36,6 @@ end
 local entry_keys = { "sharding_type", "compute_kernel", "ranks", "sizes", "hosts", "cache_params" }
 local cache_keys = { "algorithm", "load_factor", "ways", "reserved_memory", "precision", "prefetch_pipeline" }
 
---- A value as JSON text; `keys`: those of a table that is no list, in order.
-local function encode(json, value, keys)
-  if type(value) == "string" then return json.quotestring(value) end
-  if type(value) == "number" then return ("%.17g"):format(value) end
-  if type(value) ~= "table" then return tostring(value) end
-  local parts = {}
-  for i, x in ipairs(keys and {} or value) do parts[i] = encode(json, x) end
-  for _, key in ipairs(keys or {}) do
-    local inner = key == "cache_params" and cache_keys or nil
-    if value[key] then parts[#parts + 1] = ('"%s": %s'):format(key, encode(json, value[key], inner)) end
-  end
-  return (keys and "{%s}" or "[%s]"):format(table.concat(parts, ", "))
-end
-
 --- An error unless `plan` is one that data can say.
 local function check_plan(func, plan)
   if not types.ShardingPlan.is(plan) then fail("%s: a %s, wanted a ShardingPlan", func, type(plan)) end
@@ -64,25 +50,6 @@ local function check_plan(func, plan)
   end
 end
 
---- A ShardingPlan as JSON text, the same for the same plan.
-function M.to_json(plan)
-  local func = "plan.to_json"
-  local json = dkjson(func)
-  check_plan(func, plan)
-  local modules = {}
-  for path, module_plan in util.ordered(plan.plan) do
-    local tables = {}
-    for name, sharding in util.ordered(module_plan.tables) do
-      tables[#tables + 1] = ("      %s: %s"):format(json.quotestring(name), encode(json, sharding, entry_keys))
-    end
-    modules[#modules + 1] = ("    %s: {\n%s\n    }"):format(json.quotestring(path), table.concat(tables, ",\n"))
-  end
-  return ('{\n  "perilune_plan": %d,\n  "modules": {\n%s\n  }\n}\n'):format(VERSION, table.concat(modules, ",\n"))
-end
-
---- The same into a file.
-function M.save_json(plan, path) text_data.write(path, M.to_json(plan), "plan.save_json") end
-
 --- Those of `keys` that a table has and that say something.
 local function said(value, keys)
   local out = {}
@@ -93,18 +60,33 @@ local function said(value, keys)
   return out
 end
 
---- A ShardingPlan as Lua text, which plan.from_text reads without running it; the same for the same plan. `note` (optional): comments
---- above it.
-function M.to_text(plan, note)
-  check_plan("plan.to_text", plan)
+--- What a plan says, as plain data.
+local function data_of(plan, func)
+  check_plan(func, plan)
   local modules = {}
   for path, module_plan in util.ordered(plan.plan) do
     modules[path] = {}
     for name, sharding in util.ordered(module_plan.tables) do modules[path][name] = said(sharding, entry_keys) end
   end
+  return { perilune_plan = VERSION, modules = modules }
+end
+
+--- A ShardingPlan as JSON text, the same for the same plan.
+function M.to_json(plan)
+  dkjson "plan.to_json"
+  local keys = { "perilune_plan", unpack(entry_keys) }
+  for _, key in ipairs(cache_keys) do keys[#keys + 1] = key end
+  return text_data.encode(data_of(plan, "plan.to_json"), keys, 3, text_data.json) .. "\n"
+end
+
+--- The same into a file.
+function M.save_json(plan, path) text_data.write(path, M.to_json(plan), "plan.save_json") end
+
+--- A ShardingPlan as Lua text, which plan.from_text reads without running it; the same for the same plan. `note` (optional): comments
+--- above it.
+function M.to_text(plan, note)
   local head = note and "-- " .. note:gsub("\n", "\n-- ") .. "\n" or ""
-  return head .. "return " .. text_data.encode({ perilune_plan = VERSION, modules = modules }, { "perilune_plan",
-    unpack(entry_keys) }, 3) .. "\n"
+  return head .. "return " .. text_data.encode(data_of(plan, "plan.to_text"), { "perilune_plan", unpack(entry_keys) }, 3) .. "\n"
 end
 
 --- The same into a file, whose name should end in ".plan"; JSON, without the note, if it ends in ".json", as plan.load reads it.

@@ -11,7 +11,6 @@ local proposers = require "perilune.plan.proposers"
 local step = require "perilune.plan.step"
 local storage = require "perilune.plan.storage"
 local json = require "perilune.plan.json"
-local reasons = require "perilune.plan.reasons"
 local relations = require "perilune.plan.relations"
 local objectives = require "perilune.plan.objectives"
 local kinds = require "perilune.plan.kinds"
@@ -96,7 +95,7 @@ function EmbeddingShardingPlanner:init(args)
   local a = util.named(f, args, arguments)
   if a.enumerator then parts.agree(f, args, a) end
   for name, value in util.ordered(a) do self[name] = value end
-  self.args, self.last, self.may_search, self.first_will_do = a, false, 0, false -- of the last search; of reasons.lua
+  self.args, self.last, self.may_search, self.first_will_do = a, false, 0, false -- of the last search; of explain/reasons.lua
   util.integer(f, "batch_size", a.batch_size, 1)
   util.integer(f, "max_placements", a.max_placements, 1)
   self.constraints = a.constraints or {}
@@ -399,15 +398,18 @@ local function why_nothing_tried(self)
   return ("EmbeddingShardingPlanner: no proposals (%s)"):format(#words > 0 and table.concat(words, "; ") or "there are no proposers")
 end
 
+--- Why a plan is what it is stands above the planner: explain/reasons.lua.
+local function reasons() return util.above "perilune.explain.reasons" end
+
 --- The words for a model of which no proposal fits, and what would.
 local function why_nothing_fits(self, search, model)
   if not search.failure then return why_nothing_tried(self) end
   local t, tier = search.topology, self.topology:own_tier()
   local words = ("EmbeddingShardingPlanner: none of %d proposals fits %d ranks of %s (%s)%s: in the smallest, %s"):format(
-    search.num_proposals, t.world_size, reasons._gib(t.devices[1][tier]), tier, search.stopped and ", where the search stopped" or "",
-    reasons._failure(search.failure.why, t))
+    search.num_proposals, t.world_size, reasons()._gib(t.devices[1][tier]), tier, search.stopped and ", where the search stopped" or "",
+    reasons()._failure(search.failure.why, t))
   if t.rules and t.rules.contradiction then words = words .. "; " .. t.rules.contradiction end
-  local change = reasons._would_fit(self, model)
+  local change = reasons()._would_fit(self, model)
   return change and words .. "; " .. change or words
 end
 
@@ -418,7 +420,7 @@ function EmbeddingShardingPlanner:plan(model)
   if not ok then
     local err, own = search, self.storage_reservation.class_name
     local no_room = getmetatable(err) == P.Error and own and err.message:find(own, 1, true) == 1
-    local change = no_room and reasons._would_fit(self, model)
+    local change = no_room and reasons()._would_fit(self, model)
     if change then err.message = err.message .. "; " .. change end
     error(err, 0)
   end

@@ -3,7 +3,7 @@
 local P = require "perilune.ffi"
 local ffi = require "ffi"
 local util = require "perilune.util"
-local text = require "perilune.plan.text"
+local text = require "perilune.text"
 local signature = require "perilune.signature"
 local choices_of = require "perilune.choices"
 

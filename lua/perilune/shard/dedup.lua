@@ -11,6 +11,7 @@ local embedding_bag = require("perilune.nn.embedding").embedding_bag
 local Tensor = require "perilune.tensor"
 local signature = require "perilune.signature"
 local state = P.state
+P.own { ec_index_dedup = false }
 
 local M = {}
 

@@ -17,6 +17,7 @@ local signature = require "perilune.signature"
 local util = require "perilune.util"
 
 local state = P.state
+P.own { deferring = false } -- ids of sharded modules do not set out yet
 
 local ShardedModule = nn.Module:extend "ShardedModule"
 

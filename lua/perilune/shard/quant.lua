@@ -234,14 +234,14 @@ function Rows:embedding_configs() return self.configs end
 -- -- rows ------------------------------------------------------------------------------------------------------------------------------
 
 local COPY_ROWS = 65536
-local codes_per_byte = { INT4 = 2, INT2 = 4 } -- blocks of columns are multiples of 4 and begin where a byte does
 
 --- The part of stored rows that a shard of some columns has; each row's scale and bias go with every part of it.
 local function columns_of(rows, shard, t, whole)
   if rows:dtype() ~= "u8" then return rows:slice(2, shard.col_offset, shard.col_offset + shard.cols) end
   if whole then return rows end
-  local each, header = codes_per_byte[t.data_type] or 1, t.data_type == "FP8" and 0 or 4
-  local from, bytes = header + shard.col_offset / each, math.ceil(shard.cols / each)
+  local each = embed_config.data_bytes[t.data_type] -- blocks of columns begin where a byte does
+  local header = rows:size(2) - math.ceil(t.embedding_dim * each) -- scale and bias
+  local from, bytes = header + shard.col_offset * each, math.ceil(shard.cols * each)
   local part = Tensor.empty({ rows:size(1), header + bytes }, "u8", rows:device())
   if header > 0 then part:slice(2, 0, header):copy(rows:slice(2, 0, header)) end
   part:slice(2, header, header + bytes):copy(rows:slice(2, from, from + bytes))

@@ -9,7 +9,13 @@ local out = Tensor.out
 
 local M = {}
 
-local codes = { int8 = C.PERI_CODES_INT8, int4 = C.PERI_CODES_INT4, int2 = C.PERI_CODES_INT2, fp8 = C.PERI_CODES_FP8 }
+--- Codes of rows by name: those of which tables have some (both 8-bit layouts have the same).
+local codes, format_of, row_format = {}, ffi.new "peri_row_format", C.PERI_ROWS_INT8
+while C.peri_row_format_name(row_format) ~= nil do
+  check(C.peri_row_format_of(row_format, format_of))
+  codes[ffi.string(C.peri_row_format_name(row_format)):lower():match "^[^_]*"] = format_of.codes
+  row_format = row_format + 1
+end
 local spec = { codes = P.util.required, scale = P.util.optional, scale_first = false, alignment = 1, exponent_bits = 4, exponent_bias = 7 }
 
 --- A format from named arguments: codes ("int8", "int4", "int2", "fp8"); scale: dtype of scale and bias ("f32", "f16", or "none" for fp8;

@@ -277,6 +277,7 @@ end
 -- Numbers of rand and randn: streams of the rank's seed that neither parameters (0, 1, ...) nor dropout (from 2^52 on) use.
 local FIRST_STREAM = 2 ^ 51
 local state = P.state
+P.own { seed = 0, numbers_drawn = 0 } -- of random numbers
 local function next_stream()
   local n = state.numbers_drawn
   state.numbers_drawn = n + 1

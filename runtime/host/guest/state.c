@@ -126,7 +126,7 @@ static void narrow_package(lua_State *L)
     lua_pop(L, 2);
 }
 
-/** package.loaded["perilune.core"]: where ffi.lua finds the library, and LuaJIT for states of threads. */
+/** package.loaded["perilune.core"]: where library.lua finds the library, and LuaJIT for states of threads. */
 static void describe_core(lua_State *L, const peri_guest_core *core)
 {
     Dl_info info;

@@ -19,6 +19,7 @@
 #define PERILUNE_EMBED_H
 
 #include <perilune/jagged.h>
+#include <perilune/quantize.h>
 
 typedef struct peri_tbe peri_tbe;
 typedef struct peri_tbe_blocks peri_tbe_blocks;
@@ -36,6 +37,13 @@ typedef struct peri_tbe_batch_ref {
 } peri_tbe_batch_ref;
 
 /* -- tables ---------------------------------------------------------------------------------------------------------------------- */
+
+/** What rows of tables are stored as, by PERI_F32, PERI_F16, PERI_BF16 and PERI_ROWS_*: a name ("FP32", ..., "INT8", "INT8_HALF"; NULL: no
+ *  table holds that; static text), and bits of a number (0 then). */
+PERI_API const char *peri_row_format_name(int32_t dtype);
+PERI_API int32_t peri_row_format_bits(int32_t dtype);
+/** How rows of bytes (PERI_ROWS_*) lie in memory; PERI_EINVAL for any other @dtype. Local. */
+PERI_API peri_status peri_row_format_of(int32_t dtype, peri_row_format *out);
 
 /** How weights start. Every element depends on (seed, table name, row, column of the whole table) only, never on the sharding. */
 enum {

@@ -34,16 +34,17 @@ peri_status peri__check_blocks(const peri_sharding *s, int32_t count)
 {
     char text[160];
     const char *type = peri_sharding_type_name(s->type);
+    const bool blocks = peri__sharding_type_of(s->type)->cuts_rows; /* whose rows are cut over the ranks of a node each */
     if (count == 1) return PERI_OK;
     if (s->n_ranks && (s->cols % count || s->cols / count % STEP))
         return peri__fail(PERI_EINVAL,
                           "table '%s': %s cannot cut %lld columns into %d even blocks of a multiple of %d, allowed numbers of %s: %s%s",
-                          s->table, type, (long long)s->cols, count, STEP, s->type == PERI_GRID_SHARD ? "blocks" : "ranks",
-                          allowed(s->cols, text, sizeof text), s->type == PERI_GRID_SHARD ? "" : "; or ranks with sizes");
+                          s->table, type, (long long)s->cols, count, STEP, blocks ? "blocks" : "ranks",
+                          allowed(s->cols, text, sizeof text), blocks ? "" : "; or ranks with sizes");
     if (s->cols % STEP)
         return peri__fail(PERI_EINVAL, "table '%s': %s cannot cut %lld columns over %d %s, allowed: a multiple of %d columns, or one %s",
-                          s->table, type, (long long)s->cols, count, s->type == PERI_GRID_SHARD ? "nodes" : "ranks", STEP,
-                          s->type == PERI_GRID_SHARD ? "node" : "rank");
+                          s->table, type, (long long)s->cols, count, blocks ? "nodes" : "ranks", STEP,
+                          blocks ? "node" : "rank");
     return PERI_OK;
 }
 

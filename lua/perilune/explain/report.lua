@@ -1,9 +1,9 @@
--- plan/report.lua: a plan and its reasons as tables for people.
+-- explain/report.lua: a plan and its reasons as tables for people.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local partitioners = require "perilune.plan.partitioners"
 local topologies = require "perilune.plan.topology"
-local reasons = require "perilune.plan.reasons"
+local reasons = require "perilune.explain.reasons"
 local signature = require "perilune.signature"
 
 local M = {}

@@ -1,5 +1,5 @@
--- plan/text.lua: data as Lua text: tables, strings, numbers, true and false, with comments. Reading it runs nothing: this is a parser of
--- constructors, and whatever else Lua could say is refused.
+-- text.lua: data as text: tables, strings, numbers, true and false, written as Lua or JSON write them, and read from Lua text, which may
+-- have comments. Reading runs nothing: this is a parser of constructors, and whatever else Lua could say is refused.
 --
 --   return {
 --     perilune_plan = 1,
@@ -143,17 +143,32 @@ function M.decode(text, from)
   return value, s.kind
 end
 
---- A value as text that `decode` reads: numbers, strings, booleans, and tables whose keys are strings, or lists. `keys`: the first keys of
---- tables, in order; the others follow sorted. Tables deeper than `wide` levels are written on one line.
-function M.encode(value, keys, wide, indent)
-  if type(value) == "string" then
-    return '"' .. value:gsub('[%c"\\\127]', function(c) return ("\\%03d"):format(c:byte()) end) .. '"'
-  end
+-- -- writing -----------------------------------------------------------------------------------------------------------------------
+
+--- Words that Lua does not take as names.
+M.reserved = util.index_of { "and", "break", "do", "else", "elseif", "end", "false", "for", "function", "goto", "if", "in", "local", "nil",
+  "not", "or", "repeat", "return", "then", "true", "until", "while" }
+
+--- How Lua and JSON write strings, keys, and what stands between brackets: on one line, and on several.
+M.lua = { object = { "{ %s }", "{\n%s%s,\n%s}" }, list = { "{ %s }", "{\n%s%s,\n%s}" } }
+function M.lua.string(s) return '"' .. s:gsub('[%c"\\\127]', function(c) return ("\\%03d"):format(c:byte()) end) .. '"' end
+function M.lua.key(s) return (s:match "^[%a_][%w_]*$" and not M.reserved[s] and s or "[" .. M.lua.string(s) .. "]") .. " = " end
+
+M.json = { object = { "{%s}", "{\n%s%s\n%s}" }, list = { "[%s]", "[\n%s%s\n%s]" } }
+function M.json.string(s) return require("dkjson").quotestring(s) end
+function M.json.key(s) return M.json.string(s) .. ": " end
+
+--- A value as text: numbers, strings, booleans, and tables whose keys are strings, or lists; an empty table is an object. `keys`: the first
+--- keys of tables, in order; the others follow sorted. Tables deeper than `wide` levels are written on one line. notation: M.lua (default,
+--- which `decode` reads) or M.json.
+function M.encode(value, keys, wide, notation, indent)
+  notation = notation or M.lua
+  if type(value) == "string" then return notation.string(value) end
   if type(value) == "number" then return ("%.17g"):format(value) end
   if type(value) ~= "table" then return tostring(value) end
   indent = indent or ""
   local inner, parts = wide > 0 and indent .. "  " or "", {}
-  for i = 1, #value do parts[i] = M.encode(value[i], keys, wide - 1, inner) end
+  for i = 1, #value do parts[i] = M.encode(value[i], keys, wide - 1, notation, inner) end
   local first = util.index_of(keys)
   local names = #value == 0 and util.keys(value) or {}
   table.sort(names, function(a, b)
@@ -162,17 +177,15 @@ function M.encode(value, keys, wide, indent)
     return a < b
   end)
   for _, name in ipairs(names) do
-    local plain = name:match "^[%a_][%w_]*$" and not M.reserved[name]
-    parts[#parts + 1] = ("%s = %s"):format(plain and name or "[" .. M.encode(name) .. "]", M.encode(value[name], keys, wide - 1, inner))
+    parts[#parts + 1] = notation.key(name) .. M.encode(value[name], keys, wide - 1, notation, inner)
   end
   if #parts == 0 then return "{}" end
-  if wide <= 0 then return ("{ %s }"):format(table.concat(parts, ", ")) end
-  return ("{\n%s%s,\n%s}"):format(inner, table.concat(parts, ",\n" .. inner), indent)
+  local brackets = #value > 0 and notation.list or notation.object
+  if wide <= 0 then return brackets[1]:format(table.concat(parts, ", ")) end
+  return brackets[2]:format(inner, table.concat(parts, ",\n" .. inner), indent)
 end
 
---- Words that Lua does not take as names.
-M.reserved = util.index_of { "and", "break", "do", "else", "elseif", "end", "false", "for", "function", "goto", "if", "in", "local", "nil",
-  "not", "or", "repeat", "return", "then", "true", "until", "while" }
+-- -- files -------------------------------------------------------------------------------------------------------------------------
 
 --- The text of a file.
 function M.read(path, func)
@@ -191,7 +204,7 @@ function M.write(path, text, func, folders) put(path, text, func, folders) end
 --- An error if no file can be written there, before all the work for it. Leaves none.
 function M.probe(path, func, folders) put(path, nil, func, folders) end
 
-signature.check("plan.text.", M, { read = "path: string, func: string",
+signature.check("text.", M, { read = "path: string, func: string",
   write = "path: string, text: string, func: string, folders: boolean?",
   probe = "path: string, func: string, folders: boolean?" })
 

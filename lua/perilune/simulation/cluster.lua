@@ -2,10 +2,9 @@
 -- to do; as a table, and as a timeline (simulate.lua).
 local P = require "perilune.ffi"
 local util = require "perilune.util"
-local traffic = require "perilune.pipeline.traffic"
-local simulate = require "perilune.pipeline.simulate"
-local Schedule = require "perilune.pipeline.schedule"
-local Timeline = require "perilune.pipeline.timeline"
+local traffic = require "perilune.simulation.traffic"
+local simulate = require "perilune.simulation.simulate"
+local Timeline = require "perilune.simulation.timeline"
 local planners = require "perilune.plan.planner"
 local signature = require "perilune.signature"
 
@@ -108,7 +107,7 @@ function M.simulate(args)
   if not planners.EmbeddingShardingPlanner.is(a.planner) or not (a.planner.last and a.planner.last.best) then
     P.fail(f .. ": planner is none that has planned: an EmbeddingShardingPlanner after planner:plan(model)")
   end
-  if not Schedule.is(a.schedule) then P.fail(f .. ": schedule is no Schedule") end
+  if not util.above("perilune.pipeline.schedule").is(a.schedule) then P.fail(f .. ": schedule is no Schedule") end
   util.integer(f, "steps", a.steps, 4, 1000)
   util.integer(f, "dense_bytes", a.dense_bytes, 0)
   local plan, W = a.schedule:check(), a.planner.topology.world_size

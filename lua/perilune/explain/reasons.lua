@@ -1,4 +1,4 @@
--- plan/reasons.lua: why a plan is what it is: for each table, what became of every other option; and, where nothing fits, the smallest
+-- explain/reasons.lua: why a plan is what it is: for each table, what became of every other option; and, where nothing fits, the smallest
 -- change with which something does. Every reason is a plan that was tried.
 local P = require "perilune.ffi"
 local util = require "perilune.util"

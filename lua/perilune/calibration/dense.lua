@@ -1,7 +1,7 @@
--- launch/dense.lua: prices of the dense part of a step on a device (plan/dense.lua), found as those of tables are: networks of several
+-- calibration/dense.lua: prices of the dense part of a step on a device (plan/dense.lua), found as those of tables are: networks of several
 -- shapes run forward, backward and through an optimizer, and the prices are those whose sums are nearest to what they took.
 local peri = require "perilune"
-local fit = require "perilune.launch.fit"
+local fit = require "perilune.calibration.fit"
 local counted = require "perilune.plan.dense"
 local Tensor, nn, util, C = peri.Tensor, peri.nn, peri.util, peri.ffi.C
 

@@ -1,11 +1,11 @@
--- plan/html.lua: a plan as one page that needs nothing else: its picture (draw.lua), its tables, and why each is where it is.
+-- explain/html.lua: a plan as one page that needs nothing else: its picture (draw.lua), its tables, and why each is where it is.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
-local draw = require "perilune.plan.draw"
+local draw = require "perilune.explain.draw"
 local planners = require "perilune.plan.planner"
-local reasons = require "perilune.plan.reasons"
+local reasons = require "perilune.explain.reasons"
 local sharding_types = require "perilune.plan.sharding_types"
-local report = require "perilune.plan.report"
+local report = require "perilune.explain.report"
 
 local M = {}
 local escape = draw.escape

@@ -1,4 +1,5 @@
--- calibrate.lua: perilune calibrate: measure what processors differ about (perilune/tune.h), show it, and keep it for the next runs.
+-- choices.lua: the first part of `perilune calibrate`: measure what processors differ about (perilune/tune.h), show it, and keep it for
+-- the next runs.
 local P = require "perilune.ffi"
 local ffi = require "ffi"
 local choices = require "perilune.choices"
@@ -56,7 +57,7 @@ function M.disturbed(others, list)
 end
 
 --- Measure everything that can be measured, `rounds` times in turns, write the file, print a table to `stream`. others_of(f): runs f, and
---- returns how many processors other programs had meanwhile (launch/beside.lua). Returns an exit code.
+--- returns how many processors other programs had meanwhile (calibration/beside.lua). Returns an exit code.
 function M.run(rounds, others_of, stream)
   stream = stream or io.stdout
   local live = os.execute "test -t 1" == 0

@@ -1,9 +1,9 @@
--- plan/draw.lua: the picture of a plan as SVG: ranks as columns; in each its shards as boxes scaled by bytes, bars of its memories, and a
--- bar of its time by parts.
+-- explain/draw.lua: the picture of a plan as SVG: ranks as columns; in each its shards as boxes scaled by bytes, bars of its memories, and
+-- a bar of its time by parts.
 local util = require "perilune.util"
 local partitioners = require "perilune.plan.partitioners"
 local topologies = require "perilune.plan.topology"
-local reasons = require "perilune.plan.reasons"
+local reasons = require "perilune.explain.reasons"
 
 local M = {}
 

@@ -1,0 +1,246 @@
+-- handles.lua: the life of what C made: handles, which are released by the scope in which they were made, or by the garbage collector. And
+-- memory pressure: the collector does not see how large they are.
+local ffi = require "ffi"
+local errors = require "perilune.errors"
+local util = require "perilune.util"
+local C = require("perilune.library").C
+local state = require("perilune.state").now
+
+local M = {}
+local locate, fail = errors.locate, errors.fail
+
+-- -- handles -----------------------------------------------------------------------------------------------------------------------
+
+local PRESSURE = 128 * 1024 * 1024 -- off-heap bytes that came since there were fewest, before a collection is forced
+local made, least = 0, math.huge
+
+--- Collect what the collector cannot see the size of. What was released since does not count: a step that releases what it makes never
+--- waits for a collection, however much that is.
+local function relieve()
+  local live = tonumber(C.peri_mem_live())
+  least = math.min(least, live)
+  if live - least > PRESSURE then
+    collectgarbage()
+    collectgarbage()
+    least = tonumber(C.peri_mem_live())
+  end
+end
+
+local operators = { __add = "+", __sub = "-", __mul = "*", __div = "/", __mod = "%", __pow = "^", __concat = "..", __lt = "<", __le = "<=" }
+local refusals = { __unm = "operator '-'", __len = "length '#'", __call = "call: it is no function", __pairs = "pairs: it is no table",
+  __ipairs = "ipairs: it is no table" }
+
+local methods_of = {} -- list of { ctype, methods } of all handles
+
+--- The methods of a handle; nil: x is none.
+function M.methods_of(x)
+  for _, entry in ipairs(methods_of) do
+    if ffi.istype(entry[1], x) then return entry[2] end
+  end
+end
+
+--- Give a handle's metatable our words for all that it does not do: LuaJIT's own would be those of the C struct.
+local function refuse(meta, text)
+  local function add(event, words)
+    meta[event] = meta[event] or function(a, b) fail(words(a, b)) end
+  end
+  for event, operator in util.ordered(operators) do
+    add(event, function(a, b) return ("no operator '%s' for %s and %s"):format(operator, errors.kind(a), errors.kind(b)) end)
+  end
+  for event, words in util.ordered(refusals) do add(event, function() return ("%s has no %s"):format(text, words) end) end
+  add("__newindex", function(_, key) return ("%s has no field %s that could be set"):format(text, errors.kind(key)) end)
+end
+
+--- The methods, and our words for a name that is not among them: LuaJIT's own would be those of the C struct.
+local function or_refused(methods, text)
+  return setmetatable(methods, { __index = function(_, key)
+    if type(key) == "string" then util.unknown(text, key, { methods }, "method ") end
+    fail(("%s is not indexed with %s; its elements: to_table(), to_list(), item(position from 0)"):format(text, errors.kind(key)))
+  end })
+end
+
+--- function(x): an error unless x is what C made: a handle instead would have two owners, and be freed twice.
+local function pointer_check(name, ctype, text)
+  local pointer_type = ffi.typeof(name .. " *")
+  return function(x)
+    if type(x) == "cdata" and not ffi.istype(ctype, x) and ffi.istype(pointer_type, x) then return end
+    fail(("%s is made of what C made (%s *), not of %s"):format(text, name, errors.kind(x)))
+  end
+end
+
+--- Define a handle class over `struct <name>_ref { <name> *ptr; }`: returns wrap(pointer) -> handle, its ctype, and ptr(handle) -> pointer,
+--- which is an error unless it gets a live handle, or a lazy awaitable that stands for one; `text` names the class in that error.
+--- A handle made inside a scope is released when the scope ends; one made outside is released by the garbage collector; handle:release()
+--- does it at once. Fourth, a wrap whose handles no scope releases, wherever they are made. `meta` (optional) is the metatable; its
+--- __index, if it has one, must look methods up itself.
+function M.handle(name, methods, meta, text)
+  text, meta = text or (name:gsub("^peri_", "")), meta or {}
+  local release_name = name .. "_release"
+  local release = function(ptr) C[release_name](ptr) end
+  local function finalize(h)
+    if h.ptr ~= nil then
+      release(h.ptr)
+      h.ptr = nil
+    end
+  end
+  meta.__index = meta.__index or or_refused(methods, text)
+  refuse(meta, text)
+  local ctype = ffi.metatype(name .. "_ref", meta)
+  methods_of[#methods_of + 1] = { ctype, methods }
+  local check_pointer = pointer_check(name, ctype, text)
+  local function unusable(x)
+    local y = util.resolve(x)
+    if not ffi.istype(ctype, y) then fail(("%s is wanted, got %s"):format(text, errors.kind(y))) end
+    if y.ptr == nil then fail(text .. ": it was released (did it outlive its scope? keep it with peri.keep)") end
+    return y.ptr
+  end
+  local function pointer(x)
+    if ffi.istype(ctype, x) then
+      local p = x.ptr
+      if p ~= nil then return p end
+    end
+    return unusable(x)
+  end
+  function methods.release(h)
+    if not ffi.istype(ctype, h) then
+      pointer(h) -- an error unless a lazy awaitable stands for one
+      h = util.resolve(h)
+    end
+    finalize(h)
+  end
+  local function wrap_lasting(ptr)
+    check_pointer(ptr)
+    local h = ctype(ptr)
+    ffi.gc(h, finalize)
+    made = made + 1
+    if made >= 64 then
+      made = 0
+      relieve()
+    end
+    return h
+  end
+  local function wrap(ptr)
+    local scope = state.scope
+    if not scope then return wrap_lasting(ptr) end
+    check_pointer(ptr)
+    local h = ctype(ptr)
+    local n = scope.n + 1
+    scope.n = n
+    scope[n] = h
+    return h
+  end
+  return wrap, ctype, pointer, wrap_lasting
+end
+
+-- -- scopes ------------------------------------------------------------------------------------------------------------------------
+
+local Scope = {}
+Scope.__index = Scope
+local spare = {}
+
+--- Keep a handle beyond the scope's end: it moves to the outer scope or to the garbage collector. Returns it.
+function Scope:keep(h)
+  for i = self.n, 1, -1 do
+    if rawequal(self[i], h) then
+      self[i] = false
+      local outer = self.outer
+      if outer then
+        outer.n = outer.n + 1
+        outer[outer.n] = h
+      else
+        ffi.gc(h, h.release)
+      end
+      return h
+    end
+  end
+  return h
+end
+
+local function release_all(scope)
+  for i = 1, scope.n do
+    local h = scope[i]
+    if h then h:release() end
+    scope[i] = false
+  end
+  scope.n = 0
+end
+
+local function leave(scope)
+  state.scope = scope.outer
+  release_all(scope)
+  scope.outer = false
+  spare[#spare + 1] = scope
+end
+
+local function finish(scope, ok, a, b, c, d)
+  leave(scope)
+  if not ok then error(a, 0) end
+  return a, b, c, d
+end
+
+--- Run f(...) with up to six arguments; handles made meanwhile are released at its end, also when it fails. Returns what f returns, up to
+--- four values (handles among them only if they were kept: f can reach the scope as peri.ffi.state.scope, or use peri.keep). Not as `...`:
+--- that is not compiled.
+function M.scope(f, a, b, c, d, e, g)
+  if not util.is_callable(f) then fail(("scope: f is %s, wanted a function"):format(errors.kind(f))) end
+  local scope = table.remove(spare) or setmetatable({ n = 0, outer = false }, Scope)
+  scope.outer = state.scope
+  state.scope = scope
+  return finish(scope, xpcall(f, locate, a, b, c, d, e, g))
+end
+errors.runners[M.scope] = true
+
+local function outside(scope, ok, ...)
+  state.scope = scope
+  if not ok then error((...), 0) end
+  return ...
+end
+--- Run f(...) outside any scope: handles that it makes live until they are released or collected. Returns what f returns.
+function M.lasting(f, ...)
+  local scope = state.scope
+  state.scope = false
+  return outside(scope, xpcall(f, locate, ...))
+end
+
+--- Run f(a, b, ...) in the scope that was open when something was begun (state.scope then), so that the handles that it makes live as long
+--- as if it had been finished then. A scope that is over: in the current one. Returns what f returns, one value; at most six arguments.
+function M.within(scope, f, a, b, c, d, e, g)
+  local now = state.scope
+  local at = now
+  while at and at ~= scope do at = at.outer end
+  if at == now or at ~= scope then return f(a, b, c, d, e, g) end
+  state.scope = scope
+  local ok, result = xpcall(f, locate, a, b, c, d, e, g)
+  state.scope = now
+  if not ok then error(result, 0) end
+  return result
+end
+
+--- A scope that is open now and then: `inside` runs a function in it, `close_scope` releases what was made there. It can be used again.
+function M.new_scope() return setmetatable({ n = 0, outer = false }, Scope) end
+
+local function come_out(scope, ok, a, b, c)
+  state.scope = scope.outer
+  scope.outer = false
+  if not ok then error(a, 0) end
+  return a, b, c
+end
+--- Run f(a, b, c) in a scope of new_scope, which stays; keep() moves a handle to the scope that was open before. Returns what f returns, up
+--- to three values.
+function M.inside(scope, f, a, b, c)
+  scope.outer = state.scope
+  state.scope = scope
+  return come_out(scope, xpcall(f, locate, a, b, c))
+end
+errors.runners[M.inside] = true
+
+--- Release what was made in a scope of new_scope, unless it was kept.
+M.close_scope = release_all
+
+--- Keep a handle beyond the end of the current scope. Returns it.
+function M.keep(h)
+  local scope = state.scope
+  return scope and scope:keep(h) or h
+end
+
+return M
