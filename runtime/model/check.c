@@ -6,6 +6,7 @@
  */
 #include "../../kernels/dense.h"
 #include "../base/buffer.h"
+#include "../embed/internal.h"
 #include "internal.h"
 
 #include <perilune/collision.h>

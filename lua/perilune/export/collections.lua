@@ -5,6 +5,7 @@
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
+local config = require "perilune.embed.config"
 local Tensor = require "perilune.tensor"
 local file = require "perilune.export.file"
 
@@ -88,7 +89,8 @@ end
 -- -- what the file has of them ------------------------------------------------------------------------------------------------------------
 
 --- What a model file calls the data types of tables.
-local data_types = { FP32 = "f32", FP16 = "f16", BF16 = "bf16", INT8 = "int8_half", INT4 = "int4", INT2 = "int2", FP8 = "fp8" }
+local data_types = {}
+for name, held_as in util.ordered(config.table_types) do data_types[name] = config.data_types[name] or held_as:lower() end
 
 --- How the rows of an output's table are read (file.lua) for a file that has them as `dtype`: as numbers, or as bytes that are those of
 --- the file already.

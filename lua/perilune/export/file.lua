@@ -3,6 +3,7 @@ local bit = require "bit"
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
+local config = require "perilune.embed.config"
 local Tensor = require "perilune.tensor"
 local ShardedTensor = require("perilune.tensor.sharded").ShardedTensor
 local C, check = P.C, P.check
