@@ -5,7 +5,7 @@
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
-local config = require "perilune.embed.config"
+local embed_config = require "perilune.embed.config"
 local Tensor = require "perilune.tensor"
 local file = require "perilune.export.file"
 
@@ -90,7 +90,7 @@ end
 
 --- What a model file calls the data types of tables.
 local data_types = {}
-for name, held_as in util.ordered(config.table_types) do data_types[name] = config.data_types[name] or held_as:lower() end
+for name, held_as in util.ordered(embed_config.table_types) do data_types[name] = embed_config.data_types[name] or held_as:lower() end
 
 --- How the rows of an output's table are read (file.lua) for a file that has them as `dtype`: as numbers, or as bytes that are those of
 --- the file already.
