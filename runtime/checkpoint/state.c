@@ -9,6 +9,7 @@
 #include "../shard/module.h"
 #include "files.h"
 #include "manifest.h"
+#include "names.h"
 
 #include <locale.h>
 #include <stdio.h>
@@ -25,6 +26,7 @@ typedef struct entry {
     peri_tbe *tbe;                /* rows of a table behind a cache; or NULL */
     int64_t table;
     const char *state;
+    bool block;                   /* a number for each pair of the columns of a block: region has these rows of the matrix of all columns */
     peri_sharded *counts;         /* else: how often the tables of this module were updated */
     int64_t updates;              /* what was read of that; -1: nothing yet */
 } entry;
@@ -42,6 +44,8 @@ struct peri_checkpoint_state {
     entry *entries;
     tables *tables;
     int64_t n, room, n_tables, tables_room;
+    peri__names by_name;    /* entries */
+    peri__names parameters; /* of all tables, also those that other ranks have: tensor_name of a weight -> module << 32 | table */
     peri__buffer values;
 };
 
@@ -73,6 +77,8 @@ void peri_checkpoint_state_release(peri_checkpoint_state *s)
     }
     peri__free(s->entries);
     peri__free(s->tables);
+    peri__names_free(&s->by_name);
+    peri__names_free(&s->parameters);
     peri__free(s->values.data);
     peri__free(s);
     peri__object_count(-1);
@@ -80,21 +86,30 @@ void peri_checkpoint_state_release(peri_checkpoint_state *s)
 
 /* -- what there is -------------------------------------------------------------------------------------------------------------------- */
 
+/** The next entry of that name: its number, -1 if there are no more. *at: -1 before the first. */
+static int64_t next_of(const peri_checkpoint_state *s, const char *name, int64_t *at)
+{
+    int64_t i;
+    while ((i = peri__names_next(&s->by_name, name, at)) >= 0 && strcmp(s->entries[i].name, name) != 0) continue;
+    return i;
+}
+
 /** Append an entry; takes e->tensor, also after an error. */
 static peri_status append(peri_checkpoint_state *s, const char *function, const char *name, const entry *e)
 {
     peri_status status = PERI_OK;
     if (!*name || strlen(name) > PERI__NAME_MOST)
         status = peri__fail(PERI_EINVAL, "%s: a name of %zu bytes, allowed: 1 to %d", function, strlen(name), PERI__NAME_MOST);
-    for (int64_t i = 0; status >= 0 && i < s->n; i++)
-        if (strcmp(s->entries[i].name, name) == 0 && !(e->tbe || e->counts || s->entries[i].region.columns || s->entries[i].tbe) &&
+    for (int64_t at = -1, i; status >= 0 && (i = next_of(s, name, &at)) >= 0;)
+        if (!(e->tbe || e->counts || s->entries[i].region.columns || s->entries[i].tbe) &&
             memcmp(&s->entries[i].region, &e->region, sizeof e->region) == 0)
             status = peri__fail(PERI_EINVAL, "%s: '%.200s' is there already", function, name);
     if (status >= 0) status = peri__grow((void **)&s->entries, &s->room, s->n + 1, sizeof *s->entries);
     if (status >= 0) {
         s->entries[s->n] = *e;
-        if ((s->entries[s->n].name = peri__strdup(name))) s->n++;
-        else status = PERI_ENOMEM;
+        if (!(s->entries[s->n].name = peri__strdup(name))) status = PERI_ENOMEM;
+        else if ((status = peri__names_add(&s->by_name, name, s->n)) >= 0) s->n++;
+        else peri__free(s->entries[s->n].name);
     }
     if (status < 0) peri_tensor_release(e->tensor);
     return status;
@@ -130,32 +145,54 @@ static peri_status parameter_name(const tables *t, int32_t table, char *out)
     return n <= PERI__NAME_MOST ? PERI_OK : peri__fail(PERI_EINVAL, "peri_checkpoint_state_tables: a name of %d bytes", n);
 }
 
+/** Append a key as a component of a tensor's name, as lua/perilune/checkpoint/parts.lua does: '/', '%' and a '#' in front become "%2F",
+ *  "%25" and "%23". @out: PERI__NAME_MOST + 1 bytes, what was there is kept. Returns false if there is no room. */
+static bool append_component(char *out, const char *key)
+{
+    size_t n = strlen(out);
+    for (const char *c = key; *c; c++) {
+        const bool special = *c == '/' || *c == '%' || (*c == '#' && c == key);
+        if (n + (special ? 3 : 1) > PERI__NAME_MOST) return false;
+        n += (size_t)snprintf(out + n, 4, special ? "%%%02X" : "%c", *c);
+    }
+    return true;
+}
+
+/** "PART/PARAMETER" (@state NULL), or "PART.tables/state/PARAMETER/TABLE.STATE", in @out of PERI__NAME_MOST + 1 bytes. */
+static peri_status tensor_name(const tables *t, int32_t table, const char *state, char *out)
+{
+    char key[PERI__NAME_MOST + 1];
+    int n = snprintf(out, PERI__NAME_MOST + 1, "%s%s", t->part, state ? ".tables/state/" : "/");
+    PERI_TRY(parameter_name(t, table, key));
+    bool fits = n <= PERI__NAME_MOST && append_component(out, key);
+    if (state && fits) {
+        n = snprintf(key, sizeof key, "%s.%s", t->of->tables[table].name, state);
+        fits = n <= PERI__NAME_MOST && strlen(out) < PERI__NAME_MOST && strcat(out, "/") && append_component(out, key);
+    }
+    return fits ? PERI_OK : peri__fail(PERI_EINVAL, "peri_checkpoint_state_tables: table '%.200s': a name of more than %d bytes",
+                                       t->of->tables[table].name, PERI__NAME_MOST);
+}
+
 /** State number @state of a piece of a table. */
 static peri_status add_state(peri_checkpoint_state *s, const tables *t, const peri_local_shard *l, const char *state)
 {
     const peri__route_table *table = &t->of->tables[l->table];
     const int32_t geometry = peri_tbe_state_geometry(l->tbe, state);
-    char parameter[PERI__NAME_MOST + 1], name[PERI__NAME_MOST + 1];
+    char name[PERI__NAME_MOST + 1];
     entry e = {.ndim = geometry == PERI_STATE_FULL || geometry == PERI_STATE_SQUARE ? 2 : 1, .table = l->tbe_table, .state = state};
     peri__region *r = &e.region;
     const bool weight = strcmp(state, "weight") == 0, cut = l->shard.cols != table->cols;
     if (geometry < 0) return geometry;
-    PERI_TRY(parameter_name(t, l->table, parameter));
-    const int n = weight ? snprintf(name, sizeof name, "%s/%s", t->part, parameter)
-                         : snprintf(name, sizeof name, "%s.tables/state/%s/%s.%s", t->part, parameter, table->name, state);
-    if (n > PERI__NAME_MOST) return peri__fail(PERI_EINVAL, "peri_checkpoint_state_tables: a name of %d bytes", n);
+    PERI_TRY(tensor_name(t, l->table, weight ? NULL : state, name));
     const peri_shard *p = &l->shard;
     e.writes = l->replica ? s->rank == 0 : geometry == PERI_STATE_SCALAR ? is_first(table, p) : true;
-    if (geometry == PERI_STATE_SQUARE && cut)
-        return peri__fail(PERI_EUNSUPPORTED,
-                          "peri_checkpoint_state_tables: table '%s': state '%s' has a number for each pair of columns, and the table is "
-                          "cut by columns; allowed: tables whose columns are together",
-                          table->name, state);
     if (geometry == PERI_STATE_FULL) *r = (peri__region){.offset = {p->row_offset, p->col_offset}, .size = {p->rows, p->cols}};
     else if (geometry == PERI_STATE_ROW) *r = (peri__region){.offset = {p->row_offset}, .size = {p->rows}};
-    else *r = (peri__region){.size = {geometry == PERI_STATE_SQUARE ? p->cols : 1, p->cols}};
+    else if (geometry == PERI_STATE_SQUARE) *r = (peri__region){.offset = {p->col_offset}, .size = {p->cols, table->cols}};
+    else *r = (peri__region){.size = {1, p->cols}};
+    e.block = geometry == PERI_STATE_SQUARE && cut;
     if (geometry == PERI_STATE_ROW && cut) r->column = p->col_offset, r->columns = p->cols;
-    e.shape[0] = geometry == PERI_STATE_FULL || geometry == PERI_STATE_ROW ? table->rows : r->size[0];
+    e.shape[0] = geometry == PERI_STATE_FULL || geometry == PERI_STATE_ROW ? table->rows : geometry == PERI_STATE_SQUARE ? table->cols : 1;
     e.shape[1] = table->cols;
     for (int32_t d = e.ndim; d < PERI_MAX_DIMS; d++) r->size[d] = 0;
     peri_status status = peri_tbe_state(l->tbe, l->tbe_table, state, &e.tensor);
@@ -169,11 +206,9 @@ static peri_status add_state(peri_checkpoint_state *s, const tables *t, const pe
 /** The number of updates of a table: i64 [1]. */
 static peri_status add_count(peri_checkpoint_state *s, const tables *t, const peri_local_shard *l)
 {
-    char parameter[PERI__NAME_MOST + 1], name[PERI__NAME_MOST + 1];
+    char name[PERI__NAME_MOST + 1];
     const peri__route_table *table = &t->of->tables[l->table];
-    PERI_TRY(parameter_name(t, l->table, parameter));
-    const int n = snprintf(name, sizeof name, "%s.tables/state/%s/%s.step", t->part, parameter, table->name);
-    if (n > PERI__NAME_MOST) return peri__fail(PERI_EINVAL, "peri_checkpoint_state_tables: a name of %d bytes", n);
+    PERI_TRY(tensor_name(t, l->table, "step", name));
     const entry e = {.dtype = PERI_I64, .ndim = 1, .shape = {1}, .region = {.size = {1}}, .tbe = l->tbe, .counts = t->of, .updates = -1,
                      .writes = l->replica ? s->rank == 0 : is_first(table, &l->shard)};
     return append(s, "peri_checkpoint_state_tables", name, &e);
@@ -194,6 +229,17 @@ static peri_status note_optimizers(tables *t, const peri_sharded_config *config)
         const peri_tbe_optimizer *given = peri__struct_at(config->optimizers, o);
         PERI_TAKE(peri_tbe_optimizer, given);
         t->kinds[o] = peri__optimizer_kind_of(given->kind)->name;
+    }
+    return PERI_OK;
+}
+
+/** The parameters of the module that was added last. */
+static peri_status note_parameters(peri_checkpoint_state *s, const tables *t)
+{
+    char name[PERI__NAME_MOST + 1];
+    for (int32_t i = 0; i < t->of->n_tables; i++) {
+        PERI_TRY(tensor_name(t, i, NULL, name));
+        PERI_TRY(peri__names_add(&s->parameters, name, (s->n_tables - 1) << 32 | i));
     }
     return PERI_OK;
 }
@@ -221,6 +267,7 @@ peri_status peri_checkpoint_state_tables(peri_checkpoint_state *s, const char *p
     s->n_tables++;
     if (!t->part || !t->path) return PERI_ENOMEM;
     PERI_TRY(note_optimizers(t, config));
+    PERI_TRY(note_parameters(s, t));
     for (int32_t i = 0; i < peri_sharded_local_shards(of); i++) {
         PERI_TRY(peri_sharded_local_shard(of, i, &l));
         if (l.shard.rows == 0 || l.shard.cols == 0) continue;
@@ -277,21 +324,36 @@ static const char *part_at(const peri_checkpoint_state *s, int64_t i, size_t *n)
     return name;
 }
 
+/** Whether part_at(@i) was there before; else it is noted in @seen. */
+static peri_status part_seen(const peri_checkpoint_state *s, int64_t i, peri__names *seen, bool *before)
+{
+    char text[PERI__NAME_MOST + 1];
+    size_t n, other;
+    const char *part = part_at(s, i, &n);
+    snprintf(text, sizeof text, "%.*s", (int)n, part);
+    *before = false;
+    for (int64_t at = -1, k; !*before && (k = peri__names_next(seen, text, &at)) >= 0;)
+        *before = strncmp(part_at(s, k, &other), part, n) == 0 && other == n;
+    return *before ? PERI_OK : peri__names_add(seen, text, i);
+}
+
 /** Each part, once: "model":{}. @modules: only those with tables. */
 static void print_parts(peri__buffer *b, const peri_checkpoint_state *s, bool modules)
 {
-    bool first = true;
+    peri__names seen = {0};
     for (int64_t i = 0; i < s->n_tables + (modules ? 0 : s->n); i++) {
-        size_t n, other;
+        size_t n;
         const char *part = part_at(s, i, &n);
-        bool before = false;
-        for (int64_t k = 0; k < i && !before; k++) before = strncmp(part_at(s, k, &other), part, n) == 0 && other == n;
-        if (before) continue;
+        const bool first = seen.n == 0;
+        bool before;
+        peri_status status = part_seen(s, i, &seen, &before);
+        if (status < 0) b->status = status;
+        if (status < 0 || before) continue;
         peri__buffer_print(b, "%s\"", first ? "" : ",");
         peri__buffer_append(b, part, (int64_t)n);
         peri__buffer_print(b, "\":{}");
-        first = false;
     }
+    peri__names_free(&seen);
 }
 
 peri_status peri_checkpoint_state_values(peri_checkpoint_state *s, const char *user, const char **out)
@@ -341,6 +403,22 @@ static peri_status move_rows(const entry *e, peri_checkpoint_writer *w, peri_che
     return PERI_OK;
 }
 
+/** The rows of a matrix that a block on its diagonal is in: zeros beside it. */
+static peri_status put_block(const entry *e, peri_checkpoint_writer *w)
+{
+    const int64_t first = e->region.offset[0], past = first + e->region.size[0];
+    peri_device *cpu;
+    peri_tensor *rows, *part = NULL;
+    PERI_TRY(peri_device_get("cpu", &cpu));
+    PERI_TRY(peri_tensor_full(cpu, e->dtype, 2, e->region.size, 0, &rows));
+    peri_status status = peri_tensor_slice(rows, 1, first, past, 1, &part);
+    if (status >= 0) status = peri_tensor_copy(part, e->tensor);
+    if (status >= 0) status = peri_checkpoint_writer_put(w, rows);
+    peri_tensor_release(part);
+    peri_tensor_release(rows);
+    return status;
+}
+
 peri_status peri_checkpoint_state_write(peri_checkpoint_state *s, peri_checkpoint_writer *w)
 {
     PERI_NEED(s);
@@ -357,6 +435,7 @@ peri_status peri_checkpoint_state_write(peri_checkpoint_state *s, peri_checkpoin
         if (!e->writes) continue;
         if (e->counts) PERI_TRY(peri_checkpoint_writer_put_bytes(w, &updates, sizeof updates));
         else if (e->tbe) PERI_TRY(move_rows(e, w, NULL, 0));
+        else if (e->block) PERI_TRY(put_block(e, w));
         else PERI_TRY(peri_checkpoint_writer_put(w, e->tensor));
     }
     return peri_checkpoint_writer_finish(w);
@@ -373,25 +452,27 @@ static void wrong(peri__buffer *b, const char *name, const char *what)
     peri__buffer_print(b, "' %s", what);
 }
 
-static int64_t find(const peri_checkpoint_state *s, const char *name)
+/** Whether @name is that of a table's weight or of a state of its optimizer (tensor_name). */
+static bool of_table(const peri_checkpoint_state *s, const char *name)
 {
-    for (int64_t i = 0; i < s->n; i++)
-        if (strcmp(s->entries[i].name, name) == 0) return i;
-    return -1;
+    static const char states[] = ".tables/state/";
+    char weight[PERI__NAME_MOST + 1], other[PERI__NAME_MOST + 1];
+    const char *state = strstr(name, states), *end = strrchr(name, '/');
+    if (strlen(name) > PERI__NAME_MOST) return false;
+    if (state && end - state >= (ptrdiff_t)strlen(states)) /* PART, "/", PARAMETER of it */
+        snprintf(weight, sizeof weight, "%.*s/%.*s", (int)(state - name), name, (int)(end - state - (ptrdiff_t)strlen(states)),
+                 state + strlen(states));
+    else snprintf(weight, sizeof weight, "%s", name);
+    for (int64_t at = -1, k; (k = peri__names_next(&s->parameters, weight, &at)) >= 0;)
+        if (tensor_name(&s->tables[k >> 32], (int32_t)(k & INT32_MAX), NULL, other) >= 0 && strcmp(other, weight) == 0) return true;
+    return false;
 }
 
 /** Whether a tensor of the checkpoint is of a part that is here, and no other rank can have it. */
 static bool left_over(const peri_checkpoint_state *s, const char *name)
 {
-    if (find(s, name) >= 0) return false;
-    for (int64_t i = 0; i < s->n_tables; i++) {
-        const tables *t = &s->tables[i];
-        for (int32_t k = 0; k < t->of->n_tables; k++) { /* of a table of which other ranks have all */
-            char parameter[PERI__NAME_MOST + 1];
-            if (parameter_name(t, k, parameter) >= 0 && strstr(name, parameter)) return false;
-        }
-    }
-    return true;
+    int64_t at = -1;
+    return next_of(s, name, &at) < 0 && !of_table(s, name);
 }
 
 static peri_status check_all(const peri_checkpoint_state *s, const peri_checkpoint *c)
@@ -423,6 +504,7 @@ static peri_status read_entry(entry *e, peri_checkpoint *c)
     peri_checkpoint_region r = {.size = sizeof r, .column = e->region.column, .columns = e->region.columns};
     memcpy(r.offset, e->region.offset, sizeof r.offset);
     memcpy(r.extent, e->region.size, sizeof r.extent);
+    if (e->block) r.offset[1] = r.offset[0], r.extent[1] = r.extent[0];
     if (e->counts) return peri_checkpoint_read_since(c, -1, index, &r, &e->updates);
     if (e->tbe) return move_rows(e, NULL, c, index);
     return peri_checkpoint_read(c, index, &r, e->tensor);

@@ -1,0 +1,233 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * test_checkpoint_state.c: what a C program has, by the names that it has in checkpoints (peri_checkpoint_state).
+ */
+#include "tests/harness/check.h"
+
+#include <perilune/checkpoint.h>
+#include <perilune/shard.h>
+
+#include <ftw.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+static char folder[64], saving[128], path[128];
+
+static peri_device *cpu(void)
+{
+    peri_device *device;
+    assert_ok(peri_device_get("cpu", &device));
+    return device;
+}
+
+static int make_folder(void **context)
+{
+    (void)context;
+    strcpy(folder, "/tmp/peri-state-XXXXXX");
+    if (!mkdtemp(folder)) return 1;
+    snprintf(saving, sizeof saving, "%s/.saving", folder);
+    snprintf(path, sizeof path, "%s/model", folder);
+    return mkdir(saving, 0777);
+}
+
+static int drop(const char *name, const struct stat *s, int kind, struct FTW *f)
+{
+    (void)s, (void)kind, (void)f;
+    return remove(name);
+}
+
+static int remove_folder(void **context)
+{
+    (void)context;
+    return nftw(folder, drop, 8, FTW_DEPTH | FTW_PHYS);
+}
+
+/** 100,000 tensors of 1,000 parts: each name is looked up, not compared with all others. */
+static void many_names_take_as_long_as_they_are_many(void **context)
+{
+    enum { N = 100000 };
+    (void)context;
+    const int64_t one = 1;
+    char name[64];
+    const char *values;
+    peri_checkpoint_state *s;
+    peri_tensor *t;
+    const clock_t begin = clock();
+    assert_ok(peri_tensor_full(cpu(), PERI_F32, 1, &one, 0, &t));
+    assert_ok(peri_checkpoint_state_new(0, &s));
+    for (int64_t k = 0; k < N; k++) {
+        snprintf(name, sizeof name, "part%d/tensor-%d", (int)(k % 1000), (int)k);
+        assert_ok(peri_checkpoint_state_tensor(s, name, t));
+    }
+    assert_fails(peri_checkpoint_state_tensor(s, "part7/tensor-7", t), PERI_EINVAL, "'part7/tensor-7' is there already");
+    assert_ok(peri_checkpoint_state_values(s, NULL, &values));
+    assert_true(strncmp(values, "{\"parts\":{\"part0\":{},\"part1\":{},", 32) == 0);
+    assert_non_null(strstr(values, ",\"part999\":{}}"));
+    peri_checkpoint_state_release(s);
+    peri_tensor_release(t);
+    assert_true(clock() - begin < 3 * CLOCKS_PER_SEC);
+}
+
+/** "/", "%" and a "#" in front of a key, of a module and tables here (docs/checkpoints.md, What programs save). Two ranks have one table
+ *  each, and neither takes the other's for one that has no place. */
+static void keys_are_written_as_in_lua(void **context)
+{
+    static const char *const names[] = {
+        "model/%23m.embedding_bags.a%2Fb.weight", "model.tables/state/%23m.embedding_bags.a%2Fb.weight/a%2Fb.step",
+        "model/%23m.embedding_bags.%25c.weight", "model.tables/state/%23m.embedding_bags.%25c.weight/%25c.momentum1"};
+    static const char *const features[] = {"f", "g"};
+    peri_tbe_optimizer adagrad = {.size = sizeof adagrad};
+    assert_ok(peri_tbe_optimizer_default(PERI_TBE_ROWWISE_ADAGRAD, &adagrad));
+    (void)context;
+    peri_group *group[2];
+    peri_sharded *tables[2];
+    peri_checkpoint_state *state[2];
+    const char *parts[2];
+    char digest[33];
+    peri_checkpoint_writer *w[2];
+    peri_checkpoint *c;
+    for (int32_t r = 0; r < 2; r++) {
+        const peri_comm_config world = {.size = sizeof world, .transport = "sim", .job = "keys", .rank = r, .world_size = 2,
+                                        .timeout_s = 20};
+        assert_ok(peri_comm_open(&world, &group[r]));
+    }
+    for (int32_t r = 0; r < 2; r++) {
+        const peri_sharded_table own[] = {
+            {.size = sizeof *own, .name = "a/b", .rows = 3, .cols = 4, .features = (int32_t[]){0}, .n_features = 1,
+             .sharding_type = PERI_TABLE_WISE, .ranks = (int32_t[]){0}, .n_ranks = 1, .compute_kernel = PERI_KERNEL_FUSED},
+            {.size = sizeof *own, .name = "%c", .rows = 3, .cols = 4, .features = (int32_t[]){1}, .n_features = 1,
+             .sharding_type = PERI_TABLE_WISE, .ranks = (int32_t[]){1}, .n_ranks = 1, .compute_kernel = PERI_KERNEL_FUSED}};
+        const peri_sharded_config config = {.size = sizeof config, .group = group[r], .device = cpu(), .tables = own, .n_tables = 2,
+            .features = features, .n_features = 2, .optimizers = &adagrad, .n_optimizers = 1};
+        assert_ok(peri_sharded_new(&config, &tables[r]));
+        assert_ok(peri_checkpoint_state_new(r, &state[r]));
+        assert_ok(peri_checkpoint_state_tables(state[r], "model", "#m", tables[r], &config));
+        assert_ok(peri_checkpoint_writer_new(saving, r ? "b" : "a", 0, &w[r]));
+        assert_ok(peri_checkpoint_state_write(state[r], w[r]));
+        assert_ok(peri_checkpoint_writer_part(w[r], &parts[r]));
+    }
+    assert_ok(peri_checkpoint_publish(saving, path, parts, 2, NULL, false, digest));
+    assert_ok(peri_checkpoint_open(path, &c));
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) assert_true(peri_checkpoint_find(c, names[i]) >= 0);
+    for (int32_t r = 0; r < 2; r++) {
+        assert_ok(peri_checkpoint_state_read(state[r], c));
+        peri_checkpoint_state_release(state[r]);
+        peri_checkpoint_writer_release(w[r]);
+        peri_sharded_release(tables[r]);
+    }
+    peri_checkpoint_release(c);
+    for (int32_t r = 0; r < 2; r++) peri_group_close(group[r]);
+    for (int32_t r = 0; r < 2; r++) peri_group_release(group[r]);
+}
+
+/* -- Shampoo --------------------------------------------------------------------------------------------------------------------------- */
+
+enum { COLS = 16 };
+static const char *const preconditioner = "model.tables/state/ebc.embedding_bags.t.weight/t.preconditioner";
+
+/** A table of COLS columns trained with Shampoo, in blocks of COLS / @n columns on this one rank, and what of it is saved. */
+static void make_blocks(int32_t n, peri_sharded **of, peri_checkpoint_state **state)
+{
+    static const char *const feature = "f";
+    static const int32_t ranks[COLS] = {0};
+    int64_t sizes[COLS];
+    for (int32_t i = 0; i < n; i++) sizes[i] = COLS / n;
+    peri_tbe_optimizer shampoo = {.size = sizeof shampoo};
+    peri_group *group;
+    const peri_comm_config world = {.size = sizeof world, .transport = "self", .world_size = 1};
+    assert_ok(peri_tbe_optimizer_default(PERI_TBE_SHAMPOO, &shampoo));
+    assert_ok(peri_comm_open(&world, &group));
+    const peri_sharded_table table = {.size = sizeof table, .name = "t", .rows = 3, .cols = COLS, .features = (int32_t[]){0},
+        .n_features = 1, .sharding_type = n > 1 ? PERI_COLUMN_WISE : PERI_TABLE_WISE, .compute_kernel = PERI_KERNEL_FUSED,
+        .ranks = ranks, .n_ranks = n, .sizes = n > 1 ? sizes : NULL};
+    const peri_sharded_config config = {.size = sizeof config, .group = group, .device = cpu(), .tables = &table, .n_tables = 1,
+        .features = &feature, .n_features = 1, .optimizers = &shampoo, .n_optimizers = 1};
+    assert_ok(peri_sharded_new(&config, of));
+    assert_ok(peri_checkpoint_state_new(0, state));
+    assert_ok(peri_checkpoint_state_tables(*state, "model", "ebc", *of, &config));
+    peri_group_close(group);
+    peri_group_release(group);
+}
+
+/** What a number of the whole matrix is. */
+static float number(int64_t row, int64_t col) { return (float)(1 + row * COLS + col); }
+
+/** Read (@values NULL: write number()) the preconditioner of block @i, whose first column is @first. */
+static void block_of(peri_sharded *of, int32_t i, int64_t n, float *values)
+{
+    peri_local_shard l;
+    peri_tensor *t;
+    float own[COLS * COLS];
+    assert_ok(peri_sharded_local_shard(of, i, &l));
+    assert_ok(peri_tbe_state(l.tbe, l.tbe_table, "preconditioner", &t));
+    const int64_t first = l.shard.col_offset;
+    for (int64_t k = 0; k < n * n; k++) own[k] = number(first + k / n, first + k % n);
+    if (values) assert_ok(peri_tensor_read(t, values, n * n * 4));
+    else assert_ok(peri_tensor_write(t, own, n * n * 4));
+    peri_tensor_release(t);
+}
+
+static void save(peri_checkpoint_state *state)
+{
+    const char *part;
+    char digest[33];
+    peri_checkpoint_writer *w;
+    peri_checkpoint_folder *held;
+    assert_ok(peri_checkpoint_folder_new(path, &held));
+    const char *at = peri_checkpoint_folder_path(held);
+    assert_ok(peri_checkpoint_writer_new(at, "r", 0, &w));
+    assert_ok(peri_checkpoint_state_write(state, w));
+    assert_ok(peri_checkpoint_writer_part(w, &part));
+    assert_ok(peri_checkpoint_publish(at, path, &part, 1, NULL, true, digest));
+    peri_checkpoint_writer_release(w);
+    peri_checkpoint_folder_release(held);
+}
+
+/** Columns cut into @from blocks are saved, and loaded into @to: each block has the pairs that lay in one block of both; others are 0. */
+static void check_blocks(int32_t from, int32_t to)
+{
+    peri_sharded *saved, *loaded;
+    peri_checkpoint_state *source, *target;
+    peri_checkpoint *c;
+    const int64_t n = COLS / from, wide = COLS / to;
+    float values[COLS * COLS];
+    make_blocks(from, &saved, &source);
+    make_blocks(to, &loaded, &target);
+    for (int32_t i = 0; i < from; i++) block_of(saved, i, n, NULL);
+    save(source);
+    assert_ok(peri_checkpoint_open(path, &c));
+    assert_true(peri_checkpoint_find(c, preconditioner) >= 0);
+    assert_ok(peri_checkpoint_state_read(target, c));
+    for (int32_t i = 0; i < to; i++) {
+        peri_local_shard l;
+        assert_ok(peri_sharded_local_shard(loaded, i, &l));
+        block_of(loaded, i, wide, values);
+        for (int64_t k = 0; k < wide * wide; k++) {
+            const int64_t row = l.shard.col_offset + k / wide, col = l.shard.col_offset + k % wide;
+            assert_float_equal(values[k], (row / n == col / n ? number(row, col) : 0), 0);
+        }
+    }
+    peri_checkpoint_release(c);
+    peri_checkpoint_state_release(source);
+    peri_checkpoint_state_release(target);
+    peri_sharded_release(saved);
+    peri_sharded_release(loaded);
+}
+
+static void shampoo_has_blocks_on_the_diagonal(void **context)
+{
+    (void)context;
+    for (int32_t from = 1; from <= 4; from *= 2)
+        for (int32_t to = 1; to <= 4; to *= 2) check_blocks(from, to);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, make_folder, remove_folder)
+static const struct CMUnitTest tests[] = {
+    TEST(many_names_take_as_long_as_they_are_many),
+    TEST(keys_are_written_as_in_lua),
+    TEST(shampoo_has_blocks_on_the_diagonal),
+};
+
+check_main(tests)
