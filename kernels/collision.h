@@ -215,7 +215,8 @@ enum {
  *  expiries[].
  *    mch_sorted, hash_map_read: write them. mch_sorted: scratch has a record a row.
  *    mch_validate, hash_map_validate: report[b] = the first fault of bucket b.
- *    mch_load, hash_map_load: the map, which knows nothing, becomes that.
+ *    mch_load, hash_map_load: the map, which knows nothing, becomes that. mch_load with mapping NULL (state_row 0): the arrays are in the
+ *      order of rows, and may be the map's own.
  *    collision_reset: the bucket knows nothing, its list of changed rows is empty, and they do not count in the head; it may be
  *    uninitialised
  *      (`blank`), or else what it had no longer counts there.

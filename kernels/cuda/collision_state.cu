@@ -155,7 +155,8 @@ struct load_sorted {
         const peri_k_collision_bucket b = m.bucket[k];
         int64_t occupied = 0;
         for (int64_t i = threadIdx.x; i < b.rows; i += PERI_BLOCK) {
-            const int64_t from = b.first_row + i - a.state_row, row = a.mapping[from] - a.first_row, id = a.sorted[from];
+            const int64_t from = b.first_row + i - a.state_row, row = a.mapping ? a.mapping[from] - a.first_row : from;
+            const int64_t id = a.sorted[from];
             occupied += id != INT64_MAX;
             m.ids[row] = id;
             if (m.counts) m.counts[row] = a.counts[from];

@@ -141,7 +141,7 @@ static void ref_mch_load(const void *args, int64_t begin, int64_t end)
         const peri_k_collision_bucket *b = &m->bucket[k];
         int64_t occupied = 0;
         for (int64_t i = 0; i < b->rows; i++) {
-            int64_t from = b->first_row + i - a->state_row, row = a->mapping[from] - a->first_row;
+            int64_t from = b->first_row + i - a->state_row, row = a->mapping ? a->mapping[from] - a->first_row : from;
             occupied += a->sorted[from] != INT64_MAX;
             m->ids[row] = a->sorted[from];
             if (m->counts) m->counts[row] = a->counts[from];

@@ -449,26 +449,44 @@ peri_status peri_checkpoint_read_since(peri_checkpoint *c, int64_t level, int64_
     return read_all(c, e, &to);
 }
 
+/** The list of piece @piece of tensor @index. */
+static peri_status listed_at(peri_checkpoint *c, const char *f, int64_t index, int64_t piece, listed *l)
+{
+    *l = (listed){.c = c, .before = -1};
+    PERI_TRY(peri__piece_at(c, f, index, piece, &l->e, &l->piece));
+    if (!l->piece->rows)
+        return peri__fail(PERI_EINVAL, "%s: piece %lld of tensor '%.200s' has all its rows; allowed: one with a list", f, (long long)piece,
+                          peri__entry_name(&c->m, l->e));
+    l->list = &c->m.pieces[peri__rows_entry(&c->m, l->piece)->first_piece];
+    peri__piece_region(&c->m, l->e, l->piece, &l->has);
+    l->row = l->piece->listed ? l->piece->bytes / l->piece->listed : 0;
+    return PERI_OK;
+}
+
+peri_status peri_checkpoint_piece_find(peri_checkpoint *c, int64_t index, int64_t piece, int64_t row, int64_t *out)
+{
+    listed l;
+    PERI_NEED(c);
+    PERI_NEED(out);
+    PERI_TRY(listed_at(c, "peri_checkpoint_piece_find", index, piece, &l));
+    return list_find(&l, row, out);
+}
+
 peri_status peri_checkpoint_piece_rows(peri_checkpoint *c, int64_t index, int64_t piece, int64_t from, int64_t n, int64_t *rows,
                                        void *values)
 {
     static const char f[] = "peri_checkpoint_piece_rows";
-    const peri__entry *e;
-    const peri__stored_piece *p;
+    listed l;
+    PERI_NEED(c);
     PERI_NEED(rows);
     PERI_NEED(values);
-    PERI_TRY(peri__piece_at(c, f, index, piece, &e, &p));
-    if (!p->rows)
-        return peri__fail(PERI_EINVAL, "%s: piece %lld of tensor '%.200s' has all its rows; allowed: one with a list", f, (long long)piece,
-                          peri__entry_name(&c->m, e));
+    PERI_TRY(listed_at(c, f, index, piece, &l));
+    const peri__entry *e = l.e;
+    const peri__stored_piece *p = l.piece;
     if (from < 0 || n < 0 || n > p->listed || from > p->listed - n)
         return peri__fail(PERI_EINVAL, "%s: %lld rows from number %lld on, allowed: within the %lld that piece %lld of tensor '%.150s' has",
                           f, (long long)n, (long long)from, (long long)p->listed, (long long)piece, peri__entry_name(&c->m, e));
     if (n == 0) return PERI_OK;
-    listed l = {.c = c, .e = e, .piece = p, .before = -1};
-    l.list = &c->m.pieces[peri__rows_entry(&c->m, p)->first_piece];
-    peri__piece_region(&c->m, e, p, &l.has);
-    l.row = p->bytes / p->listed;
     PERI_TRY(list_numbers(&l, from, n, rows));
     return peri__piece_get(c, p, e->dtype, values, n * l.row, from * l.row);
 }

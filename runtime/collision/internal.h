@@ -54,6 +54,8 @@ peri_status peri__collision_reset(peri_collision *c, int32_t from, int32_t n, bo
 /** What the log has is learned (queued), and that of MCH is empty. @most: entries that it may have. PERI_PENDING (policy USER): call
  *  again when there are scores, and until then. */
 peri_status peri__collision_learn(peri_collision *c, int64_t most);
+/** The map has another state, of iteration @iteration (-1: as it is): it begins a window (queued). */
+peri_status peri__collision_loaded(peri_collision *c, int64_t iteration);
 /** A lesson that waits for scores is forgotten. */
 void peri__collision_unlearn(peri_collision *c);
 

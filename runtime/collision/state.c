@@ -6,8 +6,6 @@
 
 #include <stdio.h>
 
-#include <xxhash.h>
-
 enum { SORTED, MAPPING, COUNTS, LAST, IDENTITIES, METADATA, BUCKET, SEGMENTS, ITERATION, KINDS };
 static const char *const names[KINDS] = {
     [SORTED] = "_mch_sorted_raw_ids", [MAPPING] = "_mch_remapped_ids_mapping", [COUNTS] = "_mch_counts",
@@ -137,39 +135,6 @@ peri_status peri_collision_state(peri_collision *c, int32_t i, peri_tensor **out
     return status;
 }
 
-/** Add a state's numbers to a hash. */
-static peri_status add_state(XXH3_state_t *sum, peri_tensor *t)
-{
-    int64_t bytes = peri__numel(t) * peri_dtype_size(t->dtype);
-    void *host = peri__alloc((size_t)peri__max(1, bytes));
-    if (!host) return PERI_ENOMEM;
-    peri_status status = peri_tensor_read(t, host, bytes);
-    if (status >= 0) XXH3_64bits_update(sum, host, (size_t)bytes);
-    peri__free(host);
-    return status;
-}
-
-peri_status peri_collision_mark(peri_collision *c, uint64_t *out, int64_t *iteration)
-{
-    PERI_NEED(c);
-    PERI_NEED(out);
-    PERI_NEED(iteration);
-    XXH3_state_t *sum = XXH3_createState();
-    table t = {0};
-    if (!sum) return peri__fail(PERI_ENOMEM, "peri_collision_mark: table '%s': no memory for a hash", c->name);
-    XXH3_64bits_reset_withSeed(sum, (uint64_t)c->iteration);
-    peri_status status = read_rows(c, &t);
-    for (int32_t kind = 0; kind < BUCKET && status >= 0; kind++)
-        if (t.state[kind]) status = add_state(sum, t.state[kind]);
-    uint64_t value = XXH3_64bits_digest(sum);
-    XXH3_freeState(sum);
-    table_fini(&t);
-    PERI_TRY(status);
-    *out = value ? value : 1;
-    *iteration = c->iteration;
-    return PERI_OK;
-}
-
 /* -- loading -------------------------------------------------------------------------------------------------------------------------- */
 
 static const char f[] = "peri_collision_load";
@@ -240,6 +205,26 @@ static peri_status take(load *l, const char *name, peri_tensor *t)
     PERI_TRY(peri_tensor_to(t, t->dtype, c->device, &here));
     peri_status status = peri_tensor_contiguous(here, &l->rows.state[kind]);
     peri_tensor_release(here);
+    return status;
+}
+
+peri_status peri_collision_words_check(peri_collision *c, int32_t n, const char *const *given, peri_tensor *const *tensors,
+                                       int64_t *iteration)
+{
+    PERI_NEED(c);
+    PERI_NEED(iteration);
+    load l = {.c = c, .first = c->config.first_bucket, .n = c->config.n_buckets, .iteration = -1};
+    PERI_TRY(peri__check_list("peri_collision_words_check", "the names", given, n));
+    PERI_TRY(peri__check_list("peri_collision_words_check", "the states", tensors, n));
+    for (int32_t kind = BUCKET; kind < KINDS; kind++) {
+        int32_t found = 0;
+        for (int32_t i = 0; i < n; i++) found += !strcmp(given[i], names[kind]);
+        if (required(c, kind) && !found) return peri__fail(PERI_EINVAL, "%s: table '%s': state %s is missing", f, c->name, names[kind]);
+    }
+    peri_status status = PERI_OK;
+    for (int32_t i = 0; i < n && status >= 0; i++) status = take(&l, given[i], tensors[i]);
+    table_fini(&l.rows);
+    *iteration = l.iteration;
     return status;
 }
 
@@ -344,6 +329,18 @@ static peri_status install(load *l)
     return PERI_OK;
 }
 
+peri_status peri__collision_loaded(peri_collision *c, int64_t iteration)
+{
+    peri__collision_unlearn(c);
+    if (iteration >= 0) c->iteration = iteration;
+    c->window = c->iteration;
+    c->recorded = 0;
+    c->logged = 0;
+    c->report_logged = -1;
+    PERI_TRY(peri__collision_set(c, PERI_COLLISION_LOGGED, 0));
+    return peri__collision_report(c);
+}
+
 peri_status peri_collision_load(peri_collision *c, int32_t first_bucket, int32_t n_buckets, int32_t n, const char *const *given,
                                 peri_tensor *const *tensors)
 {
@@ -361,16 +358,7 @@ peri_status peri_collision_load(peri_collision *c, int32_t first_bucket, int32_t
     load l = {.c = c, .first = first_bucket, .n = n_buckets, .from = from - a->first_bucket, .count = past - from, .iteration = -1};
     peri_status status = take_all(&l, n, given, tensors);
     if (status >= 0) status = install(&l);
-    if (status >= 0) {
-        peri__collision_unlearn(c);
-        if (l.iteration >= 0) c->iteration = l.iteration;
-        c->window = c->iteration;
-        c->recorded = 0;
-        c->logged = 0;
-        c->report_logged = -1;
-        status = peri__collision_set(c, PERI_COLLISION_LOGGED, 0);
-    }
-    if (status >= 0) status = peri__collision_report(c);
+    if (status >= 0) status = peri__collision_loaded(c, l.iteration);
     table_fini(&l.rows);
     return status;
 }

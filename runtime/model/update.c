@@ -5,6 +5,7 @@
  * stay the file's, shared with other processes.
  */
 #include "../../kernels/kernels.h"
+#include "../base/buffer.h"
 #include "../embed/internal.h"
 #include "follow.h"
 
@@ -17,6 +18,11 @@ enum { BLOCK_BYTES = 4 << 20 }; /* of rows that are read at a time */
 
 enum { NOTHING, ROWS, VALUES, PANELS, IDS, INDEX };
 
+/** Rows [first, past) of a table. */
+typedef struct interval {
+    int64_t first, past;
+} interval;
+
 /** What a section is, and of which tensor. */
 typedef struct target {
     int32_t kind, table;   /* ROWS: which; IDS: which map */
@@ -25,6 +31,8 @@ typedef struct target {
     int64_t index;         /* of the tensor in the checkpoint */
     peri_checkpoint_tensor tensor;
     char *to;
+    interval *read; /* ROWS: rows that were read as the newest checkpoint has them */
+    int64_t n_read;
 } target;
 
 /** A section has one use: false if it has two. */
@@ -66,12 +74,18 @@ static peri_status uses(const peri_model *m, target *list)
     return PERI_OK;
 }
 
+static void free_targets(const peri_model *m, target *list)
+{
+    for (int32_t i = 0; i < m->n_sections; i++) peri__free(list[i].read);
+    peri__free(list);
+}
+
 peri_status peri__model_can_follow(const peri_model *m)
 {
     target *list = peri__alloc_zero(sizeof *list * (size_t)m->n_sections + 1);
     if (!list) return PERI_ENOMEM;
     peri_status status = uses(m, list);
-    peri__free(list);
+    free_targets(m, list);
     return status;
 }
 
@@ -210,6 +224,23 @@ static peri_status take_rows(const peri_model *m, peri_checkpoint *c, const targ
     return PERI_OK;
 }
 
+/** Whether rows [first, past) have been read. */
+static bool was_read(const target *t, int64_t first, int64_t past)
+{
+    for (int64_t i = 0; i < t->n_read; i++)
+        if (t->read[i].first <= first && past <= t->read[i].past) return true;
+    return false;
+}
+
+/** Rows that an increment has all of are read as the newest checkpoint has them, once, however many increments have them all. */
+static peri_status take_whole(const peri_model *m, peri_checkpoint *c, target *t, int64_t first, int64_t past)
+{
+    PERI_TRY(peri__grow_one((void **)&t->read, t->n_read, sizeof *t->read));
+    PERI_TRY(take_rows(m, c, t, first, past));
+    t->read[t->n_read++] = (interval){first, past};
+    return PERI_OK;
+}
+
 /** Rows [from, from + n) of the list of a piece of increment @level; as @c has them where the piece has some of their columns only. */
 static peri_status take_listed(const peri_model *m, peri_checkpoint *c, peri_checkpoint *level, const target *t, int64_t index,
                                int64_t piece, const peri_checkpoint_region *r, int64_t from, int64_t n)
@@ -240,7 +271,7 @@ static peri_status take_listed(const peri_model *m, peri_checkpoint *c, peri_che
 }
 
 /** What one increment of the chain has of a table. */
-static peri_status take_level(const peri_model *m, peri_checkpoint *c, peri_checkpoint *level, const target *t)
+static peri_status take_level(const peri_model *m, peri_checkpoint *c, peri_checkpoint *level, target *t)
 {
     peri_checkpoint_tensor x = {.size = sizeof x};
     const int64_t index = peri_checkpoint_find(level, t->tensor.name);
@@ -257,7 +288,8 @@ static peri_status take_level(const peri_model *m, peri_checkpoint *c, peri_chec
         if (r.offset[0] < 0 || r.extent[0] < 0 || r.offset[0] > t->rows - r.extent[0] || width_of(&r, x.ndim) > t->columns)
             return peri__fail(PERI_EFORMAT, "checkpoint '%.200s': a piece of '%.200s' lies outside of it", peri_checkpoint_level(level, 0),
                               x.name);
-        if (!r.rows) PERI_TRY(take_rows(m, c, t, r.offset[0], r.offset[0] + r.extent[0]));
+        if (was_read(t, r.offset[0], r.offset[0] + r.extent[0])) continue;
+        if (!r.rows) PERI_TRY(take_whole(m, c, t, r.offset[0], r.offset[0] + r.extent[0]));
         for (int64_t from = 0, n; r.rows && from < r.listed; from += n) {
             n = peri__min(block_of(t), r.listed - from);
             PERI_TRY(take_listed(m, c, level, t, index, piece, &r, from, n));
@@ -276,7 +308,7 @@ static peri_status open_level(const peri_checkpoint *c, int64_t k, peri_checkpoi
     return peri__fail(PERI_EIO, "checkpoint '%.200s' was replaced while it was read", peri_checkpoint_level(c, k));
 }
 
-static peri_status take_all(const peri_model *m, peri_checkpoint *c, int64_t level, const target *list)
+static peri_status take_all(const peri_model *m, peri_checkpoint *c, int64_t level, target *list)
 {
     for (int32_t i = 0; i < m->n_sections; i++) {
         if ((list[i].kind == ROWS || list[i].kind == IDS) && level < 0) PERI_TRY(take_rows(m, c, &list[i], 0, list[i].rows));
@@ -306,6 +338,6 @@ peri_status peri__model_update(peri_model *m, peri_checkpoint *c, int64_t level,
         *begun = true;
         status = level == 0 ? PERI_OK : take_all(m, c, level, list);
     }
-    peri__free(list);
+    free_targets(m, list);
     return status;
 }

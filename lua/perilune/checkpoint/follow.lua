@@ -29,18 +29,6 @@ local BLOCK_BYTES = 8 * 2 ^ 20 -- of rows that are read and written at once
 
 -- -- rows that changed ----------------------------------------------------------------------------------------------------------------
 
---- The first number of a piece's list that is `row` or more.
-local function find_row(level, piece, row)
-  local low, high = 0, piece.listed
-  while low < high do
-    local middle = math.floor((low + high) / 2)
-    local number
-    P.scope(function() number = level:read(piece.rows, { offset = { middle }, size = { 1 } }):item() end)
-    if number < row then low = middle + 1 else high = middle end
-  end
-  return low
-end
-
 --- Write rows of a piece, as wide as it, into a table, whose shard `m` says which part of the whole it is. rows: counted in the shard.
 local function write_rows(source, m, piece, rows, values)
   local left, width = m.shard_offsets[2], m.shard_sizes[2]
@@ -73,7 +61,7 @@ local function lay(level, name, index, piece, source, m)
   local low = math.max(piece.offset[1], m.shard_offsets[1])
   local high = math.min(piece.offset[1] + piece.size[1], m.shard_offsets[1] + m.shard_sizes[1])
   local from, past, first = low, high, m.shard_offsets[1]
-  if piece.rows then from, past = find_row(level, piece, low), find_row(level, piece, high) end
+  if piece.rows then from, past = level:_find_row(name, index, low), level:_find_row(name, index, high) end
   local row_bytes = math.max(1, piece.bytes / math.max(1, piece.listed or piece.size[1]))
   local step = math.max(1, math.floor(BLOCK_BYTES / row_bytes))
   for at = from, past - 1, step do

@@ -108,65 +108,15 @@ end
 
 -- -- saving: in the order of rows -----------------------------------------------------------------------------------------------------
 
---- A copy of a shard of a map's state in the host's memory.
-local function copy_of(shard, dtype)
-  local copy = P.lasting(Tensor.empty, shard.metadata.shard_sizes, dtype, "cpu")
-  if shard.tensor then copy:copy(shard.tensor:detach()) else shard.read(0, copy) end
-  return copy
-end
-
---- Where in the order of rows each number of the states of a map stands, from 0 on: int64_t *. mapping: the shard with their rows, which
---- are as many in a row. last: { mapping =, kept =, places = } of the map that was asked for last: its states are read one after the other.
-local function places_of(mapping, last)
-  if last.mapping == mapping then return last.places end
-  local kept = copy_of(mapping, "i64")
-  local places, n = numbers_in(kept), kept:numel()
-  local first = n > 0 and places[0] or 0LL
-  for k = 1, n - 1 do
-    if places[k] < first then first = places[k] end
-  end
-  for k = 0, n - 1 do places[k] = places[k] - first end
-  if last.kept then last.kept:release() end
-  last.mapping, last.kept, last.places = mapping, kept, places
-  return places
-end
-
---- The shard of a state of MCH with its numbers in the order of rows.
-local function shard_by_row(shard, mapping, last)
-  local kept -- all of it, from when row 0 is read until the last row is
-  local function read(row, result)
-    if row == 0 or not kept then
-      local places, copy = places_of(mapping, last), copy_of(shard, "i64")
-      local numbers, n = numbers_in(copy), copy:numel()
-      if kept then kept:release() end
-      local whole, ordered = room_for(n)
-      kept = whole
-      for k = 0, n - 1 do ordered[places[k]] = numbers[k] end
-      copy:release()
-    end
-    local n = result:size(1)
-    P.scope(function() result:copy(kept:slice(1, row, row + n)) end)
-    if row + n < shard.metadata.shard_sizes[1] then return end
-    kept:release()
-    kept = nil
-  end
-  return { metadata = shard.metadata, read = read }
-end
-
---- Bring those of a part's tensors, { name =, tensor = }, that are of maps of MCH into the order of rows. They are for one save: maps do
+--- Bring those of a part's tensors, { name =, tensor = }, that are states of maps into the order of rows. They are for one save: maps do
 --- not change until it has read them. Copies that are whole stay as they are.
 function M.order_by_row(tensors)
-  local mappings, last = {}, {}
   for _, t in ipairs(tensors) do
-    local state, before = split(t.name)
-    if state == MAPPING and ShardedTensor.is(t.tensor) then mappings[before] = t.tensor end
-  end
-  for _, t in ipairs(tensors) do
-    local state, before = split(t.name)
-    local mapping, x = by_row[state] and mappings[before], t.tensor
-    if mapping and ShardedTensor.is(x) and #x:local_shards() == #mapping:local_shards() then
+    local x, some = t.tensor, false
+    for _, shard in ipairs(ShardedTensor.is(x) and x:local_shards() or {}) do some = some or shard.by_row ~= nil end
+    if some then
       local metadata = x:metadata()
-      local shards = util.map(x:local_shards(), function(shard, i) return shard_by_row(shard, mapping:local_shards()[i], last) end)
+      local shards = util.map(x:local_shards(), function(shard) return { metadata = shard.metadata, read = shard.by_row } end)
       t.tensor = ShardedTensor { size = metadata.size, dtype = metadata.dtype, shards_metadata = metadata.shards_metadata,
         local_shards = shards, group = x._group, device = "cpu" }
     end
@@ -294,12 +244,40 @@ local function segments_of(stored, rows)
   return list
 end
 
---- Bring the maps of MCH of a dict (name -> StoredTensor) into the order of ids.
+--- Whether the rows of a stored mapping are in order: each is the one after the one before.
+local function in_order(mapping)
+  local rows, before = mapping:size(1), nil
+  for row = 0, rows - 1, BLOCK do
+    local sound = true
+    P.scope(function()
+      local block = numbers_of(mapping, row, math.min(row + BLOCK, rows))
+      local numbers, n = numbers_in(block), block:numel()
+      for k = 0, n - 1 do
+        sound = sound and (before == nil or numbers[k] == before + 1)
+        before = numbers[k]
+      end
+      block:release()
+    end)
+    if not sound then return false end
+  end
+  return true
+end
+
+--- A StoredTensor that is `x`, and says how to have it in the order of rows.
+local function with_rows(x, rows)
+  return StoredTensor { size = x:size(), dtype = x:dtype(), read = function(region, tensor) x:read(region.offset, tensor) end,
+    by_row = rows }
+end
+
+--- Bring the maps of MCH of a dict (name -> StoredTensor) into the order of ids, which is sorted when somebody reads it; and say of all
+--- maps how to have them in the order of rows, if that is how they are stored.
 function M.order_by_id(dict)
   local found = {}
   for key, value in util.ordered(dict) do
     local before = type(key) == "string" and StoredTensor.is(value) and key:sub(-#IDS) == IDS and key:sub(1, -#IDS - 1)
     if before then found[#found + 1] = before end
+    local state = type(key) == "string" and StoredTensor.is(value) and split(key)
+    if state == "_hash_zch_identities" or state == "_hash_zch_metadata" then dict[key] = with_rows(value, value) end
   end
   for _, before in ipairs(found) do
     local states, rows = {}, dict[before .. IDS]:size(1)
@@ -308,7 +286,10 @@ function M.order_by_id(dict)
       if StoredTensor.is(x) and x:size(1) == rows then states[name] = x end
     end
     local segments = segments_of(dict[before .. SEGMENTS], rows)
-    for name, x in util.ordered(segments and sorted_states(states, segments) or {}) do dict[before .. name] = x end
+    local plain = states[MAPPING] and states[MAPPING]:dtype() == "i64" and in_order(states[MAPPING])
+    for name, x in util.ordered(segments and sorted_states(states, segments) or {}) do
+      dict[before .. name] = plain and with_rows(x, states[name]) or x
+    end
   end
 end
 

@@ -20,7 +20,7 @@ local C, check = P.C, P.check
 
 local _, _, _, wrap = P.handle("peri_checkpoint", {}, nil, "a checkpoint")
 local out, info = ffi.new "peri_checkpoint *[1]", P.struct "peri_checkpoint_tensor"
-local data_out = ffi.new "void *[1]"
+local data_out, number_out = ffi.new "void *[1]", ffi.new "int64_t[1]"
 local place, region_out = P.struct "peri_checkpoint_place", P.struct "peri_checkpoint_region"
 
 -- How names of the lists of an increment begin, which are no tensors of a program: of rows, and of evicted ids.
@@ -132,6 +132,7 @@ end
 function Checkpoint:stored(name, patch)
   local dtype, shape = describe(self, name)
   return StoredTensor { size = shape, dtype = dtype, read = function(region, tensor) self:read(name, region, tensor) end, patch = patch,
+    verify = function(first, rows) self:_verify_rows(name, first, rows) end,
     read_several = function(regions, tensors) self:_read_several(name, regions, tensors) end }
 end
 
@@ -161,6 +162,12 @@ function Checkpoint:_piece_rows(name, piece, from, n, first)
   check(C.peri_checkpoint_piece_rows(pointer(self), index, piece - 1, from, n, list, data_out[0]))
   for i = 0, first ~= 0 and n - 1 or -1 do list[i] = list[i] - first end
   return rows, elements
+end
+
+--- The number in the list of such a piece of the first row that is `row` or more, counted in the whole tensor.
+function Checkpoint:_find_row(name, piece, row)
+  check(C.peri_checkpoint_piece_find(pointer(self), index_of(self, name), piece - 1, row, number_out))
+  return tonumber(number_out[0])
 end
 
 --- Paths of the checkpoints that it consists of: itself, what it is an increment of, and so on.
@@ -193,6 +200,22 @@ function Checkpoint:verify(rank, size)
       shares[least] = shares[least] + tonumber(place.bytes)
       for r = 1, #shares do least = shares[r] < shares[least] and r or least end
     end
+  end
+end
+
+--- Compare what rows [first, first + rows) of a tensor lie in with its checksums, in all that the checkpoint consists of.
+function Checkpoint:_verify_rows(name, first, rows)
+  for _, path in ipairs(self:levels()) do
+    local level = Checkpoint(path, true)
+    local ok, err = xpcall(function()
+      local t = level:has(name) and level:tensor(name)
+      for k, piece in ipairs(t and t.pieces or {}) do
+        local low, high = math.max(first, piece.offset[1]), math.min(first + rows, piece.offset[1] + piece.size[1])
+        if low < high then check(C.peri_checkpoint_verify(pointer(level), C.peri_checkpoint_find(pointer(level), name), k - 1)) end
+      end
+    end, P.locate)
+    level:close()
+    if not ok then error(err, 0) end
   end
 end
 

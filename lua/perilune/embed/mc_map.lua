@@ -181,6 +181,67 @@ function methods:load(map, first_bucket, n_buckets)
   check(C.peri_collision_load(ptr(self), first_bucket, n_buckets, n, c_names, tensors))
 end
 
+-- Some rows of its states at a time, in the order of rows (peri_collision_block).
+
+local block, mark_out, iteration_out = P.struct "peri_collision_block", ffi.new "uint64_t[1]", ffi.new "int64_t[1]"
+local data_out = ffi.new "void *[1]"
+local pointers = { ids = ffi.typeof "int64_t *", mapping = ffi.typeof "int64_t *", counts = ffi.typeof "int64_t *",
+  last = ffi.typeof "int64_t *", expiries = ffi.typeof "int32_t *" }
+local members = { _mch_sorted_raw_ids = "ids", _mch_remapped_ids_mapping = "mapping", _mch_counts = "counts",
+  _mch_last_access_iter = "last", _hash_zch_identities = "ids", _hash_zch_metadata = "expiries" }
+
+--- Whether a state has a number for each row.
+function M.is_by_row(name) return members[name] ~= nil end
+--- The dtype of such a state.
+function M.dtype_of(name) return members[name] == "expiries" and "i32" or "i64" end
+
+--- Say where `n` numbers of each state in `parts` (name -> tensor on the CPU, i64 or i32 as the state is) are, of rows from `row` on.
+local function fill_block(row, n, parts)
+  block.ids, block.mapping, block.counts, block.last, block.expiries = nil, nil, nil, nil, nil
+  block.row, block.n = row, n
+  for name, t in util.ordered(parts) do
+    check(C.peri_tensor_data(Tensor.ptr(t), data_out))
+    block[members[name]] = ffi.cast(pointers[members[name]], data_out[0])
+  end
+  return block
+end
+
+--- Rows [row, row + n) of state `name` into `result`, a tensor of n rows on the CPU.
+function methods:read_rows(name, row, result)
+  check(C.peri_collision_rows_read(ptr(self), fill_block(row, result:size(1), { [name] = result })))
+end
+
+--- An error unless a state can be loaded that says `words` (name -> tensor: states without rows) and the rows that `each` brings: each(f)
+--- calls f(row, n, parts) for all blocks of rows. Returns its mark as perilune/collision.h has it, and its iteration; -1: none said.
+function methods:check_rows(words, each)
+  local names = util.keys(words)
+  local c_names, tensors = ffi.new("const char *[?]", math.max(#names, 1)), ffi.new("peri_tensor *[?]", math.max(#names, 1))
+  for i, name in ipairs(names) do c_names[i - 1], tensors[i - 1] = name, Tensor.ptr(words[name]) end
+  check(C.peri_collision_words_check(ptr(self), #names, c_names, tensors, iteration_out))
+  local iteration = tonumber(iteration_out[0])
+  local sum = 0ULL
+  each(function(row, n, parts)
+    fill_block(row, n, parts)
+    block.iteration, mark_out[0] = math.max(iteration, 0), sum
+    check(C.peri_collision_rows_check(ptr(self), block, mark_out))
+    sum = mark_out[0]
+  end)
+  return C.peri_collision_mark_sum(sum, iteration >= 0 and iteration or methods.statistics(self).iterations), iteration
+end
+
+--- Take such a state, which check_rows found sound. If something fails the map knows nothing.
+function methods:load_rows(iteration, each)
+  check(C.peri_collision_rows_begin(ptr(self)))
+  local ok, err = xpcall(each, P.locate, function(row, n, parts)
+    check(C.peri_collision_rows_put(ptr(self), fill_block(row, n, parts)))
+  end)
+  if not ok then
+    C.peri_collision_rows_begin(ptr(self))
+    error(err, 0)
+  end
+  check(C.peri_collision_rows_end(ptr(self), iteration))
+end
+
 local start_out = ffi.new "int64_t[1]"
 --- What was seen since the last eviction (MCH): the step before the window's first, and i64 [ids, 3]: id, times, the last step.
 function methods:window()
@@ -196,7 +257,9 @@ function methods:set_time(now) check(C.peri_collision_time(ptr(self), now)) end
 signature.check("embed.mc_map.", M, { buckets = "rows: count", segments = "rows: count, buckets: int" })
 signature.check("map of ids:", methods, { remap = "self: CollisionMap, ids: list, training: boolean",
   evicted = "self: CollisionMap", statistics = "self: CollisionMap", state_names = "self: CollisionMap",
-  state = "self: CollisionMap, i: int", load = "self: CollisionMap, map: table, first_bucket: int, n_buckets: int",
+  state = "self: CollisionMap, i: int", read_rows = "self: CollisionMap, name: string, row: int, result: tensor",
+  check_rows = "self: CollisionMap, words: table, each: callable", load_rows = "self: CollisionMap, iteration: integer, each: callable",
+  load = "self: CollisionMap, map: table, first_bucket: int, n_buckets: int",
   window = "self: CollisionMap", set_window = "self: CollisionMap, start: integer, entries: tensor",
   set_time = "self: CollisionMap, now: integer" })
 

@@ -242,11 +242,22 @@ local BELOW = "_managed_collision_collection._managed_collision_modules."
 local function weight_name(self, path) return self._moment:weight_name(self._table, path, BELOW .. self._table) end
 
 function ManagedCollisionModule:try_state(map, path)
+  local given, prefix, any = {}, path == "" and "" or path .. ".", false
+  for _, name in ipairs(self:_own_map():state_names()) do
+    given[name] = rawget(map, prefix .. name)
+    any = any or given[name] ~= nil
+  end
+  if any and self._state:streams(given) then
+    local mark = self._state:check(given, 0)
+    if self._moment then self._moment:try(self._table, mark, rawget(map, weight_name(self, path))) end
+    return
+  end
   local copy = mc_state.try(self, map, path, function(copy) copy._state:settle() end)
   if copy and self._moment then self._moment:try(self._table, copy._map, rawget(map, weight_name(self, path))) end
 end
 
 function ManagedCollisionModule:took_state(map, path)
+  if self._state then self._state:fetch() end
   if not self._moment then return end
   local any, prefix = false, path == "" and "" or path .. "."
   for _, name in ipairs(self:_own_map():state_names()) do any = any or rawget(map, prefix .. name) ~= nil end

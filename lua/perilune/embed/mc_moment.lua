@@ -88,10 +88,11 @@ function Moment:mark(name)
   return mark or nil
 end
 
---- An error if a map that is to be loaded does not go with the rows of table `name`. rows: the weights that will be loaded too, if any.
+--- An error if a map that is to be loaded, or its mark, does not go with the rows of table `name`. rows: the weights that will be loaded
+--- too, if any.
 function Moment:try(name, map, rows)
   local t = self._by_name[name]
-  local file, mark = missing_map(t), mark_of(map)
+  local file, mark = missing_map(t), mc_map.is(map) and mark_of(map) or map
   if rows or t.rows_loaded then
     local given = t.rows_mark
     if rows then given = moment_of(rows) end
@@ -142,7 +143,7 @@ function Moment:weight_name(name, path, below)
 end
 
 signature.check("CollisionMoment:", Moment, { init = "self: table, title: string, tables: list, open: boolean",
-  try = "self: table, name: string, map: CollisionMap, rows: any", took = "self: table, name: string, map: any, rows: any",
+  try = "self: table, name: string, map: any, rows: any", took = "self: table, name: string, map: any, rows: any",
   flush = "self: table, mark: callable", weight_name = "self: table, name: string, path: string, below: string" })
 
 return Moment

@@ -2,9 +2,12 @@
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
+local StoredTensor = require "perilune.tensor.stored"
+local mc_map = require "perilune.embed.mc_map"
 local sharded = require "perilune.tensor.sharded"
 
 local M = {}
+local BLOCK = 65536 -- rows that are read at once, of what is stored
 
 --- t + by, for rows (i64); -1, no row, stays.
 function M.shift(t, by)
@@ -30,7 +33,8 @@ function M.join(parts)
 end
 
 --- The state of a map. A map takes its parts all together, a state_dict brings them one by one: what is written is gathered, and taken
---- when all of it is there, or (a state_dict without some names) when somebody next needs the map.
+--- when all of it is there, or (a state_dict without some names) when somebody next needs the map. What is stored somewhere else, in the
+--- order of rows (checkpoint/maps.lua), is not gathered: when all parts are known they are read side by side, some rows at a time.
 local State = util.class "CollisionState"
 M.State = State
 
@@ -38,6 +42,7 @@ M.State = State
 --- larger than the map's.
 function State:init(map, first_bucket, n_buckets, offsets)
   self._map, self._first, self._n, self._offsets, self._written, self._read = map, first_bucket, n_buckets, offsets or {}, {}, {}
+  self._stored = {}
   self._index = util.index_of(map:state_names())
 end
 
@@ -58,6 +63,102 @@ function State:read(name, row, result)
   self._read[name] = nil
 end
 
+--- The same in the order of rows, on the CPU, without the others.
+function State:read_by_row(name, row, result)
+  self:settle()
+  self._map:read_rows(name, row, result)
+  local by = self._offsets[name]
+  if by and by ~= 0 then result:copy(M.shift(result, by)) end
+end
+
+--- What is stored in the order of rows, of part `name`; nil: it is not so.
+local function rows_stored(name, source)
+  return StoredTensor.is(source) and source:dtype() == mc_map.dtype_of(name) and source:by_row() or nil
+end
+
+--- Whether all parts that are given (name -> source) can be read some rows at a time.
+function State:streams(given)
+  local any = false
+  for name in util.ordered(self._index) do
+    if mc_map.is_by_row(name) then
+      any = true
+      if not rows_stored(name, given[name]) then return false end
+    elseif given[name] == nil then return false end
+  end
+  return any
+end
+
+--- A function for check_rows and load_rows of the map (mc_map.lua). stored: name -> StoredTensor in the order of rows, first: the row of
+--- these that is the map's first.
+local function each_block(self, stored, first, rows)
+  return function(f)
+    for row = 0, rows - 1, BLOCK do
+      P.scope(function()
+        local n, parts = math.min(BLOCK, rows - row), {}
+        for name, source in util.ordered(stored) do
+          local size, offset = source:size(), util.map(source:size(), function() return 0 end)
+          size[1], offset[1] = n, first + row
+          local block, by = Tensor.empty(size, source:dtype(), "cpu"), self._offsets[name]
+          source:read(offset, block)
+          parts[name] = by and by ~= 0 and M.shift(block, -by) or block
+        end
+        f(row, n, parts)
+      end)
+    end
+  end
+end
+
+local function rows_of(self, given)
+  local stored, words = {}, {}
+  for name in util.ordered(self._index) do
+    local source = given[name]
+    if mc_map.is_by_row(name) then stored[name] = rows_stored(name, source)
+    else words[name] = StoredTensor.is(source) and source:tensor "cpu" or source end
+  end
+  return stored, words
+end
+
+--- An error unless the map can take what is given, of which streams() is true; changes nothing. first: the row of these that is the map's
+--- first. Returns the mark that the map would have: { sum =, iteration = }.
+function State:check(given, first)
+  local stored, words = rows_of(self, given)
+  local rows = tonumber(self._map:statistics().rows)
+  for _, source in util.ordered(stored) do source:verify(first, rows) end
+  local sum, iteration = self._map:check_rows(words, each_block(self, stored, first, rows))
+  return { sum = sum, iteration = iteration }
+end
+
+--- Part `name` is stored; row `first` of it is the map's first. Returns whether it is taken so; else it is to be written as ever.
+function State:take(name, source, first)
+  if not rows_stored(name, source) then return false end
+  self._stored[name] = { source = source, first = first }
+  self:_complete()
+  return true
+end
+
+--- What is stored, and waits for others that have not come, is read before its file is closed.
+function State:fetch()
+  local waiting = self._stored
+  self._stored = {}
+  for name, x in util.ordered(waiting) do
+    local w = { tensor = P.lasting(whole, self, name) }
+    local offset = util.map(w.tensor:shape(), function() return 0 end)
+    offset[1], w.rows = x.first, w.tensor:size(1)
+    x.source:read(offset, w.tensor)
+    self._written[name] = w
+  end
+  if next(waiting) then self:_complete() end
+end
+
+--- Let the map take all parts when they are there.
+function State:_complete()
+  for part in util.ordered(self._index) do
+    local other = self._written[part]
+    if not self._stored[part] and (not other or other.rows < other.tensor:size(1)) then return end
+  end
+  self:settle()
+end
+
 --- Overwrite them.
 function State:write(name, row, source)
   local w = self._written[name]
@@ -68,15 +169,29 @@ function State:write(name, row, source)
   local n = source:size(1)
   w.tensor:slice(1, row, row + n):copy(source)
   w.rows = w.rows + n
-  for part in util.ordered(self._index) do
-    local other = self._written[part]
-    if not other or other.rows < other.tensor:size(1) then return end
+  self:_complete()
+end
+
+--- All parts with rows are stored: the map takes them block by block. Returns whether it was so.
+local function settle_stored(self)
+  local given, first = {}, 0
+  for name in util.ordered(self._index) do
+    local x, w = self._stored[name], self._written[name]
+    given[name], first = x and x.source or w and w.tensor, x and x.first or first
   end
-  self:settle()
+  if not self:streams(given) then return false end
+  local stored, words = rows_of(self, given)
+  self._written, self._read, self._stored = {}, {}, {}
+  local _, iteration = self._map:check_rows(words, function() end)
+  self._map:load_rows(iteration, each_block(self, stored, first, tonumber(self._map:statistics().rows)))
+  return true
 end
 
 --- Let the map take what was written.
 function State:settle()
+  if next(self._written) == nil and next(self._stored) == nil then return end
+  if settle_stored(self) then return end
+  self:fetch()
   if next(self._written) == nil then return end
   local map = {}
   for name, i in util.ordered(self._index) do
@@ -121,7 +236,9 @@ function State:entries()
     list[i] = { name = name, tensor = sharded.ShardedTensor { size = size, dtype = dtype, shards_metadata = { metadata },
       device = device, local_shards = { { metadata = metadata,
         read = function(row, result) self:read(name, row, result) end,
-        write = function(row, source) self:write(name, row, source) end } } } }
+        write = function(row, source) self:write(name, row, source) end,
+        by_row = mc_map.is_by_row(name) and function(row, result) self:read_by_row(name, row, result) end or nil,
+        take = function(source) return mc_map.is_by_row(name) and self:take(name, source, 0) end } } } }
   end
   return list
 end

@@ -306,7 +306,9 @@ local function state_tensor(self, t, x, state)
     if s.rank == self._group:rank() then
       own[#own + 1] = { metadata = metadata[i],
         read = function(row, result) x.piece.state:read(state.name, row, result) end,
-        write = function(row, source) x.piece.state:write(state.name, row, source) end }
+        write = function(row, source) x.piece.state:write(state.name, row, source) end,
+        by_row = by_row and function(row, result) x.piece.state:read_by_row(state.name, row, result) end or nil,
+        take = function(source) return by_row and x.piece.state:take(state.name, source, s.row_offset) end }
     end
   end
   return ShardedTensor { size = size, dtype = state.dtype, shards_metadata = metadata, local_shards = own, group = self._group,
@@ -347,10 +349,33 @@ local function given_of(self, name, x, map, path)
   for _, state in ipairs(states_of(x)) do
     maps = maps or rawget(map, ("%s_managed_collision_modules.%s.%s"):format(prefix, name, state.name)) ~= nil
   end
-  return maps, rawget(map, self._moment:weight_name(name, path, "_managed_collision_collection"))
+  return maps, self._moment and rawget(map, self._moment:weight_name(name, path, "_managed_collision_collection")) or nil
+end
+
+--- Whether all that `map` has for the tables under `prefix` can be read some rows at a time: by table, what it has; nil: no.
+local function streamed(self, map, path)
+  local all, prefix = {}, path == "" and "" or path .. "."
+  for name, x in util.ordered(self._tables) do
+    if given_of(self, name, x, map, path) then
+      local given = {}
+      for _, state in ipairs(states_of(x)) do
+        given[state.name] = rawget(map, ("%s_managed_collision_modules.%s.%s"):format(prefix, name, state.name))
+      end
+      if x.piece and not x.piece.state:streams(given) then return nil end
+      all[name] = given
+    end
+  end
+  return all
 end
 
 function Sharded:try_state(map, path)
+  local all = streamed(self, map, path)
+  for name, given in util.ordered(all or {}) do
+    local x = self._tables[name]
+    local mark = x.piece and x.piece.state:check(given, x.piece.row_offset)
+    if mark and self._moment then self._moment:try(name, mark, select(2, given_of(self, name, x, map, path))) end
+  end
+  if all then return end
   local copy = mc_state.try(self, map, path, self._settle_maps)
   for name, x in util.ordered(copy and self._moment and self._tables or {}) do
     local maps, rows = given_of(self, name, x, map, path)
@@ -359,6 +384,9 @@ function Sharded:try_state(map, path)
 end
 
 function Sharded:took_state(map, path)
+  for _, x in util.ordered(self._tables) do
+    if x.piece then x.piece.state:fetch() end
+  end
   for name, x in util.ordered(self._moment and self._tables or {}) do self._moment:took(name, given_of(self, name, x, map, path)) end
 end
 

@@ -26,7 +26,9 @@ local arguments = {
   shards_metadata = util.required.list,  -- of all ranks: { shard_offsets =, shard_sizes =, placement = "rank:R", columns = { offset,
                                          -- number, of } where a state has one number for a row of these columns }
   local_shards = util.required.list,     -- of this rank, in the order of shards_metadata: { metadata =, tensor = (a live view, or nil),
-                                         -- read = function(row, tensor), write = function(row, tensor), source = of tables in files:
+                                         -- read = function(row, tensor), write = function(row, tensor), take (or nil) = function(what
+                                         -- is stored) -> whether it will be read later, by_row = see embed/mc_state.lua, source = of tables
+                                         -- in files:
                                          -- function() -> table batch, table and state for peri_moment_add_table }
   group = util.any(false),               -- the ranks; false: this rank alone
   device = util.optional,                -- of what gather returns
@@ -127,7 +129,7 @@ end
 --- block by block.
 local function from_stored(self, shard, source)
   local m = shard.metadata
-  if source:patch(shard) then return end
+  if source:patch(shard) or shard.take and shard.take(source) then return end
   local columns = m.columns and { m.columns[1], m.columns[2] } or nil
   local live = shard.tensor
   if live and same(live:shape(), m.shard_sizes) then return source:read(m.shard_offsets, live, columns) end

@@ -265,6 +265,9 @@ PERI_API peri_status peri_checkpoint_read_since(peri_checkpoint *checkpoint, int
  *  ascending, counted in the whole tensor. @values: their elements, one row of the piece after the other, host memory. */
 PERI_API peri_status peri_checkpoint_piece_rows(peri_checkpoint *checkpoint, int64_t index, int64_t piece, int64_t from, int64_t n,
                                                 int64_t *rows, void *values);
+/** Of such a piece, the number in its list of the first row that is @row or more, counted in the whole tensor; as many as the list has if
+ *  all are less. */
+PERI_API peri_status peri_checkpoint_piece_find(peri_checkpoint *checkpoint, int64_t index, int64_t piece, int64_t row, int64_t *out);
 /** Compare piece @piece of tensor @index with its checksum. PERI_EFORMAT: it differs; the message names the file and the bytes. */
 PERI_API peri_status peri_checkpoint_verify(peri_checkpoint *checkpoint, int64_t index, int64_t piece);
 /** peri_checkpoint_verify of all pieces of the first @level checkpoints of the chain (peri_checkpoint_level): what came since that number;
@@ -348,8 +351,7 @@ PERI_API void peri_checkpoint_state_release(peri_checkpoint_state *state);
 /** Add @tensor, which all ranks have alike, under the name of part, "/", and the rest: "model/over.weight". Retains it. */
 PERI_API peri_status peri_checkpoint_state_tensor(peri_checkpoint_state *state, const char *name, peri_tensor *tensor);
 /** Add the tables of @tables with the states of their fused optimizers, as part @part ("model") has them at @path ("ebc", or "").
- *  @config: what the module was made of. Retains the module. PERI_EUNSUPPORTED: tables of raw ids; states with a number for each pair of
- *  columns, of a table that is cut by columns. */
+ *  @config: what the module was made of. Retains the module. PERI_EUNSUPPORTED: tables of raw ids. */
 PERI_API peri_status peri_checkpoint_state_tables(peri_checkpoint_state *state, const char *part, const char *path, peri_sharded *tables,
                                                   const peri_sharded_config *config);
 /** What peri_checkpoint_facts.values says of all that was added: parts, groups of parameters, learning rates. @user: any JSON beside, which

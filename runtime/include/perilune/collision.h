@@ -174,6 +174,39 @@ PERI_API peri_status peri_collision_state(peri_collision *c, int32_t i, peri_ten
  *  forgotten. Waits. */
 PERI_API peri_status peri_collision_load(peri_collision *c, int32_t first_bucket, int32_t n_buckets, int32_t n, const char *const *names,
                                          peri_tensor *const *tensors);
+/** Some rows of a map in the order of rows, in host memory: [@n] each. As peri_collision_state, but where that has the ids of MCH in
+ *  ascending order, here number i is of row @row + i. A map of any size is saved and loaded through a small buffer:
+ *
+ *     saving:   for each block: peri_collision_rows_read
+ *     loading:  peri_collision_words_check; for each block: peri_collision_rows_check; and when all of it is sound
+ *               peri_collision_rows_begin; for each block: peri_collision_rows_put; peri_collision_rows_end */
+typedef struct peri_collision_block {
+    int64_t size;       /* sizeof(peri_collision_block) */
+    int64_t row, n;     /* the first, counted from the map's first row; and how many */
+    int64_t iteration;  /* of the state, for peri_collision_rows_check: `last` is at most that */
+    int64_t *ids;       /* MCH: INT64_MAX while free; HASH: -1 */
+    int64_t *mapping;   /* MCH: numbers of the rows in the table; NULL: not wanted, not known */
+    int64_t *counts;    /* MCH, where the policy has them */
+    int64_t *last;      /* MCH, where the policy has them */
+    int32_t *expiries;  /* HASH, with a policy: _hash_zch_metadata */
+} peri_collision_block;
+/** Fill in those of @rows's arrays that are not NULL. Waits. PERI_ERANGE: rows that the map does not have. */
+PERI_API peri_status peri_collision_rows_read(peri_collision *c, const peri_collision_block *rows);
+/** Check the states that have no rows, as peri_collision_load does; changes nothing. @iteration: that of the state; -1: it says none. */
+PERI_API peri_status peri_collision_words_check(peri_collision *c, int32_t n, const char *const *names, peri_tensor *const *tensors,
+                                                int64_t *iteration);
+/** Check rows that are to be loaded, each by itself, as peri_collision_load does; changes nothing. PERI_EINVAL also where @rows->mapping
+ *  says that they are in another order. Adds to @mark, which begins as 0; with all rows it is what peri_collision_mark_sum takes. */
+PERI_API peri_status peri_collision_rows_check(const peri_collision *c, const peri_collision_block *rows, uint64_t *mark);
+/** What peri_collision_mark gives for a map that has these rows and this iteration. Never fails. */
+PERI_API uint64_t peri_collision_mark_sum(uint64_t sum, int64_t iteration);
+/** Forget all that the map knows, before peri_collision_rows_put of all its rows. Until peri_collision_rows_end ids are not looked up. */
+PERI_API peri_status peri_collision_rows_begin(peri_collision *c);
+/** Put rows that peri_collision_rows_check found sound where they belong. @rows->mapping is not looked at. Waits. */
+PERI_API peri_status peri_collision_rows_put(peri_collision *c, const peri_collision_block *rows);
+/** The map knows what was put, and begins a window. @iteration: of peri_collision_words_check. PERI_EINVAL: an id has two rows; then, as
+ *  after any other error, the map knows nothing. Waits. */
+PERI_API peri_status peri_collision_rows_end(peri_collision *c, int64_t iteration);
 /** MCH: what a map has seen since the last eviction: @start, the iteration before the first of the window, and @out, new, i64 [ids, 3]:
  *  each id, in ascending order, how often it was seen (1 where the policy has no counts), and the iteration that had it last. Waits. */
 PERI_API peri_status peri_collision_window(peri_collision *c, int64_t *start, peri_tensor **out);
