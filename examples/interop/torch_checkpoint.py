@@ -148,6 +148,22 @@ def gather(value):
     return values
 
 
+def together(work):
+    """What work() returned on each rank, on all ranks. What one rank meets is an error on all: nobody waits for a rank that gave up."""
+    result, error = None, None
+    try:
+        result = work()
+    except Exception as met:
+        error = met
+    told = gather((result, error and f"{type(error).__name__}: {error}"))
+    if error:
+        raise error
+    for rank, (_, text) in enumerate(told):
+        if text:
+            raise RuntimeError(f"rank {rank}: {text}")
+    return [result for result, _ in told]
+
+
 def merge(trees):
     """What ranks have beside tensors as one tree: TorchRec's fused optimizer has only the tables of its rank."""
     merged = dict(trees[0])
@@ -235,33 +251,41 @@ def save(path, parts, optimizers=None, values=None, steps=0):
     many updates its tables had (for optimizers of Adam's kind). Under torch.distributed all ranks call it."""
     optimizers = optimizers or {}
     rank = torch.distributed.get_rank() if len(gather(None)) > 1 else 0
-    tensors, trees, extra = {}, {}, {}
-    for part, tree in parts.items():
-        if not re.fullmatch(r"\w+(\.tables)?", part):
-            raise ValueError(f"part '{part}': names of parts are letters, digits and _; a model's fused optimizer ends with .tables")
-        if part in optimizers:
-            tree = from_optimizer(part, tree, optimizers[part], steps)
-        elif "param_groups" in tree or part.endswith(".tables"):
-            raise ValueError(f"part '{part}' is an optimizer's: say which in optimizers={{'{part}': 'Adam'}}")
-        else:
-            extra[part] = {}
-        trees[part] = flatten(part, tree, tensors)
+    tensors, extra = {}, {}
+
+    def take_apart():
+        trees = {}
+        for part, tree in parts.items():
+            if not re.fullmatch(r"\w+(\.tables)?", part):
+                raise ValueError(f"part '{part}': names of parts are letters, digits and _; a model's fused optimizer ends with .tables")
+            if part in optimizers:
+                tree = from_optimizer(part, tree, optimizers[part], steps)
+            elif "param_groups" in tree or part.endswith(".tables"):
+                raise ValueError(f"part '{part}' is an optimizer's: say which in optimizers={{'{part}': 'Adam'}}")
+            else:
+                extra[part] = {}
+            trees[part] = flatten(part, tree, tensors)
+        return trees
+
+    all_trees = together(take_apart)
     folder, name = os.path.split(os.path.abspath(path))
     if any(gather(os.path.lexists(path))):
         raise FileExistsError(f"'{path}' is there already; remove it, or take another name")
     saving = gather(os.path.join(folder, f".{name}.saving-{secrets.token_hex(8)}"))[0]
-    os.makedirs(saving, exist_ok=True)
+    together(lambda: os.makedirs(saving, exist_ok=True))
     try:
         before = set().union(*gather(list(tensors))[:rank])
-        parts, trees = gather(write_part(saving, rank, tensors, before)), merge(gather(trees))
-        if rank == 0:
+        parts, trees = together(lambda: write_part(saving, rank, tensors, before)), merge(all_trees)
+
+        def publish():
             write_manifest(saving, {"parts": trees, "extra": extra, "values": values, "ranks": len(parts)}, parts)
             os.rename(saving, path)
             sync(folder)
+
+        together(publish if rank == 0 else lambda: None)  # no rank goes on before it is there
     except BaseException:
         shutil.rmtree(saving, ignore_errors=True)
         raise
-    gather(None)  # no rank goes on before it is there
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------------------------

@@ -4,8 +4,12 @@
     python interop.py resume FOLDER TABLES DENSE     loads FOLDER/perilune, trains one step, saves FOLDER/after
 
 TABLES: rowwise_adagrad or adagrad; DENSE: Adam or Adagrad. Each checkpoint has the predictions for batch 0 in its values. Ranks
-are told by RANK, WORLD_SIZE, MASTER_PORT, as torchrun does; tables are table-wise, and all ranks have the same batch.
+are told by RANK and WORLD_SIZE, and find each other by a file in FOLDER: a port may be taken by somebody else, and then rank 0 ends while the
+others wait for it. Who waits for another rank for more than a minute ends with the stacks of its threads; tables are table-wise, and all
+ranks have the same batch.
 """
+import datetime
+import faulthandler
 import logging
 import os
 import sys
@@ -15,9 +19,10 @@ warnings.filterwarnings("ignore")
 logging.disable(logging.WARNING)
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../examples/interop"))
 RANKS = int(os.environ.setdefault("WORLD_SIZE", "1"))
-for name, default in {"RANK": "0", "MASTER_PORT": str(20000 + os.getpid() % 10000), "MASTER_ADDR": "127.0.0.1"}.items():
-    os.environ.setdefault(name, default)
+RANK = int(os.environ.setdefault("RANK", "0"))
+WAIT = 60  # seconds for another rank; TorchRec on one core takes some ten to begin
 os.environ.update(LOCAL_RANK=os.environ["RANK"], LOCAL_WORLD_SIZE=str(RANKS))
+os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this host, whatever its name leads to
 ROWS = {"a": 6, "b": 4}
 DIM, BATCH = 4, 4
 
@@ -26,7 +31,9 @@ def run(command, folder, tables, dense):
     import torch
     torch.manual_seed(7)
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo")
+    faulthandler.dump_traceback_later(4 * WAIT, exit=True)
+    torch.distributed.init_process_group("gloo", init_method="file://" + os.path.join(os.path.abspath(folder), "ranks-of-" + command),
+                                         rank=RANK, world_size=RANKS, timeout=datetime.timedelta(seconds=WAIT))
     import torch_checkpoint
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
     from torchrec.distributed.model_parallel import DistributedModelParallel

@@ -109,12 +109,12 @@ for _, case in ipairs(CASES) do
     local python = os.getenv "PYTHON" or ""
     --- Run TorchRec's side on some ranks. (It may take a minute: shell.run would end it.)
     local function torchrec(command, ranks)
-      local port = 20000 + tonumber((shell.run "echo $$")) % 10000
       local pipes, all = {}, ""
+      os.remove(("%s/ranks-of-%s"):format(folder, command))
       local words = table.concat({ python, "spec/checkpoint/interop.py", command, folder, tables, dense }, " ")
       for r = 0, ranks - 1 do
-        pipes[r] = assert(io.popen(("env -u LD_PRELOAD PYTHONDONTWRITEBYTECODE=1 RANK=%d WORLD_SIZE=%d MASTER_PORT=%d %s 2>&1; "
-          .. "echo status $?"):format(r, ranks, port, words)))
+        pipes[r] = assert(io.popen(("env -u LD_PRELOAD PYTHONDONTWRITEBYTECODE=1 RANK=%d WORLD_SIZE=%d %s 2>&1; "
+          .. "echo status $?"):format(r, ranks, words)))
       end
       for r = 0, ranks - 1 do
         all = all .. pipes[r]:read "*a"
