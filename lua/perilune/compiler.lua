@@ -4,10 +4,10 @@
 -- and of evictions fail there, and pass without the compiler. Its faults were mended until November 2023; versions since August 2023 say
 -- when they are of: 2.1.1737090214 counts seconds.
 --
--- On all processors that compiler makes wrong code for the traversal of tables, from September 2021, when it began to compile `next` and
--- `pairs`, until April 2022. A loop over `pairs` inside another one that the compiler gave up ends early, without an error (LuaJIT's
--- issue 827), and the pointer that `next` gives is cut to 32 bits where two registers change places, which kills the process (its issue
--- 829). Neither happens where the compiler does not see that `next` is called.
+-- On all processors that compiler makes wrong code for `pairs` and `next`, from September 2021, when it began to compile them, until April
+-- 2022. A loop over `pairs` inside another one that the compiler gave up ends early, without an error (LuaJIT's issue 827), and the pointer
+-- to the next entry is cut to 32 bits where it and the entry's number change registers, which kills the process (its issue 829; a function
+-- of Lua that is compiled and calls `next` meets that as well). Neither happens where the compiler does not see that `next` is called.
 local getenv = require "perilune.environment"
 
 local M = {}
@@ -23,20 +23,22 @@ function M.wrong(arch, version)
   return not made and "traversal" or nil
 end
 
+-- LuaJIT's own
+local original = { next = next, pairs = pairs }
+M.original = original
+
 -- `next` as a function of Lua that is not compiled: nor is a loop that calls it, and it is not taken for a loop over LuaJIT's own.
-local compiled = next
 local function interpreted(t, key)
   if type(t) ~= "table" then error(("bad argument #1 to 'next' (table expected, got %s)"):format(t == nil and "nil" or type(t)), 2) end
-  return compiled(t, key)
+  return original.next(t, key)
 end
 jit.off(interpreted)
 
 -- `pairs` that hands out `interpreted`, and what a metamethod __pairs gives as it is.
-local original = pairs
 local function traverse(t)
-  local ok, iterate, state, first = pcall(original, t)
+  local ok, iterate, state, first = pcall(original.pairs, t)
   if not ok then error((iterate:gsub("'%?'", "'pairs'")), 2) end
-  return iterate == compiled and interpreted or iterate, state, first
+  return iterate == original.next and interpreted or iterate, state, first
 end
 
 --- Keep the compiler of this Lua state from what it makes wrong. That it is off is said once: by the launcher for all that it starts, else

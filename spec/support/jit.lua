@@ -8,6 +8,7 @@
 -- count. Garbage is not collected meanwhile: a finalizer that runs while a trace is recorded aborts it, by chance.
 local util = require "jit.util"
 local vmdef = require "jit.vmdef"
+local original = require("perilune.compiler").original
 
 local M = {}
 
@@ -50,7 +51,11 @@ function M.watch(f)
   jit.flush()
   jit.opt.start("hotloop=10", "hotexit=5")
   jit.attach(event, "trace")
+  -- with LuaJIT's own pairs and next also where Perilune runs others (compiler.lua): of old versions they would be all that is seen
+  local settled = { next = next, pairs = pairs }
+  _G.next, _G.pairs = original.next, original.pairs
   local ok, err = pcall(drive, f, ROUNDS)
+  _G.next, _G.pairs = settled.next, settled.pairs
   jit.attach(event)
   jit.opt.start("hotloop=56", "hotexit=10")
   collectgarbage "restart"
