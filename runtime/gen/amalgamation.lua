@@ -388,7 +388,8 @@ local function head(version)
   local text = { HEAD:format(version) }
   for _, name in ipairs(system.list) do
     if name == "liburing.h" then text[#text + 1] = "#if defined(PERI_HAVE_URING)\n#include <liburing.h>\n#endif\n"
-    elseif name == "zlib.h" then text[#text + 1] = "#if defined(PERI_HAVE_ZLIB)\n#include <zlib.h>\n#endif\n"
+    elseif name == "zlib.h" then -- FAR is a macro of its own
+      text[#text + 1] = "#if defined(PERI_HAVE_ZLIB)\n#include <zlib.h>\n#undef FAR\n#endif\n"
     elseif name:match "intrin%.h$" then text[#text + 1] = ("#if defined(__x86_64__)\n#include <%s>\n#endif\n"):format(name)
     elseif name == "cblas.h" then text[#text + 1] = OWN_CBLAS
     else text[#text + 1] = ("#include <%s>\n"):format(name) end

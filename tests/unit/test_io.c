@@ -76,6 +76,79 @@ static peri_status read_criteo_file(void)
     return status;
 }
 
+/** Two ranks' batches of columns with a header, from two files. */
+static peri_status read_csv(void)
+{
+    static const char csv[] = "y,x,ids\n1,2.5,\"7 \"\"\"\n0,,3 4\n";
+    static const peri_csv_column columns[] = {
+        {.size = sizeof *columns, .name = "ids", .kind = PERI_COLUMN_IDS, .ids = PERI_IDS_TEXT, .base = 10, .table_rows = 9,
+         .separator = ' '},
+        {.size = sizeof *columns, .name = "y", .kind = PERI_COLUMN_LABEL}};
+    char path[32];
+    const char *paths[] = {path, path};
+    int file = memfd_create("csv", 0);
+    assert_int_equal(write(file, csv, sizeof csv - 1), sizeof csv - 1);
+    snprintf(path, sizeof path, "/proc/self/fd/%d", file);
+    peri_csv_config o = {.size = sizeof o, .paths = paths, .n_paths = 2, .columns = columns, .n_columns = 2, .delimiter = ',',
+                         .header = true,
+                         .world = 1, .batch_rows = 3, .end = 1};
+    peri_criteo *r = NULL;
+    peri_batch *b = NULL;
+    peri_status status = peri_csv_open(&o, &r);
+    if (status >= 0) status = peri_batch_new(0, 1, 0, 0, &b);
+    if (status >= 0) status = peri_criteo_next(r, b);
+    if (status >= 0) assert_int_equal(b->ids, 2 + 2 + 2);
+    if (status >= 0) status = peri_criteo_next(r, b);
+    if (status >= 0) assert_int_equal(b->global_rows, 1);
+    peri_batch_release(b);
+    peri_criteo_release(r);
+    close(file);
+    return status;
+}
+
+/** Samples written into a folder, and read from there, shuffled. */
+static peri_status write_columns(void)
+{
+    static const char *const names[] = {"dense", "labels", "lengths", "offsets", "ids"};
+    char folder[] = "/tmp/perilune_columns_XXXXXX", inner[64], path[96];
+    assert_non_null(mkdtemp(folder));
+    snprintf(inner, sizeof inner, "%s/a", folder);
+    peri_synthetic_config so = synthetic();
+    peri_columns_config co = {.size = sizeof co, .table_rows = rows, .dense_features = 2, .sparse_features = 3, .ids = PERI_IDS_EXACT,
+                              .block_rows = 3, .blocks = 2};
+    peri_columns_writer *w = NULL;
+    peri_columns *c = NULL;
+    peri_arrays *files[5] = {NULL};
+    peri_array a[5];
+    peri_batch *b = NULL;
+    peri_status status = peri_batch_new(2, 3, 10, 100, &b);
+    if (status >= 0) status = peri_synthetic_fill(&so, 0, 10, b);
+    if (status >= 0) status = peri_columns_writer_new(inner, 2, 3, false, &w);
+    if (status >= 0) status = peri_columns_writer_add(w, b);
+    if (status >= 0) status = peri_columns_writer_finish(w, "samples");
+    for (int i = 0; i < 5; i++) {
+        a[i] = (peri_array){.size = sizeof *a};
+        snprintf(path, sizeof path, "%s/%s.npy", inner, names[i]);
+        if (status >= 0) status = peri_arrays_open(path, &files[i]);
+        if (status >= 0) status = peri_arrays_get(files[i], 0, &a[i]);
+    }
+    peri_columns_part p = {.size = sizeof p, .name = "a", .rows = 10, .dense = {a[0].data, 2, PERI_F32, 2}, .labels = {a[1].data, 1,
+                                                                                                                       PERI_F32, 1},
+                           .lengths = {a[2].data, 3, PERI_I16, 3}, .offsets = a[3].data, .values = {a[4].data, 1, PERI_I32, 1},
+                           .n_values = a[4].elements};
+    if (status >= 0) status = peri_columns_new(&co, &c);
+    if (status >= 0) status = peri_columns_add(c, &p);
+    if (status >= 0) status = peri_columns_fill(c, 2, 8, b);
+    if (status >= 0) assert_int_equal(b->rows, 8);
+    peri_columns_release(c);
+    for (int i = 0; i < 5; i++) peri_arrays_release(files[i]);
+    peri_columns_writer_release(w);
+    peri_batch_release(b);
+    snprintf(path, sizeof path, "rm -r %s", folder);
+    assert_int_equal(system(path), 0);
+    return status;
+}
+
 static peri_status train_logistic(void)
 {
     peri_synthetic_config o = synthetic();
@@ -167,7 +240,8 @@ static peri_status feed_three(void) { return feed(3, 3); }
 static void every_allocation_may_fail(void **state)
 {
     (void)state;
-    peri_status (*const deeds[])(void) = {fill_synthetic, read_criteo, read_criteo_file, train_logistic, areas, feed_three};
+    peri_status (*const deeds[])(void) = {fill_synthetic, read_criteo, read_criteo_file, read_csv, write_columns, train_logistic, areas,
+                                          feed_three};
     for (size_t d = 0; d < sizeof deeds / sizeof *deeds; d++) {
         int64_t objects = peri_mem_objects(), live = peri_mem_live();
         int failures = 0;

@@ -10,7 +10,10 @@ return util.face("peri.data", {
   Loader = require "perilune.data.loader",
   LogisticRegression = require "perilune.data.logistic",
   criteo = require "perilune.data.criteo",
+  cache = require "perilune.data.cache",
   csv = require "perilune.data.csv",
+  npy = require "perilune.data.npy",
   debian = require "perilune.data.debian",
+  samples = require "perilune.data.samples",
   synthetic = require "perilune.data.synthetic",
 })

@@ -35,7 +35,7 @@ Loader.common = {
 local of_the_caller = { "device", "num_workers", "prefetch_factor", "pin_memory", "timeout" }
 
 --- Arguments on which it does not depend which sample comes where in a pass.
-local of_no_order = { path = true, epochs = true, limit = true, batch_size = true, drop_last = true, rank = true,
+local of_no_order = { path = true, files = true, make = true, epochs = true, limit = true, batch_size = true, drop_last = true, rank = true,
   world_size = true }
 for _, name in ipairs(of_the_caller) do of_no_order[name] = true end
 

@@ -5,25 +5,15 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local errors = require "perilune.errors"
 local serial = require "perilune.serial"
+local functions = require "perilune.data.functions"
 local parcels = require "perilune.data.parcels"
 local Loader = require "perilune.data.loader"
 local C = P.C
 
 local M = {}
 
---- The function that makes the iterator.
-local function maker_of(job)
-  if job.code then return assert(loadstring(job.code)) end
-  local ok, found = pcall(require, job.module)
-  if not ok then P.fail(tostring(found)) end
-  if not util.is_callable(found) then
-    P.fail(("module '%s' is %s, wanted a function(arguments)"):format(job.module, errors.kind(found)))
-  end
-  return found
-end
-
 local function iterator_of(job)
-  local iterator = maker_of(job)(job.arguments, job.shared)
+  local iterator = functions.received(job)(job.arguments, job.shared)
   if util.is_callable(iterator) then return iterator end
   P.fail(("the loader returned %s, wanted a function that returns the next batch"):format(errors.kind(iterator)))
 end

@@ -7,9 +7,8 @@
 --
 -- The loader runs in a state of Lua of its own (each worker has one), which shares nothing with this one: it is a function without upvalues
 -- (it requires what it needs), or the name of a module that is such a function. It returns an iterator, which is called on the thread.
-local P = require "perilune.ffi"
 local util = require "perilune.util"
-local errors = require "perilune.errors"
+local functions = require "perilune.data.functions"
 local Workers = require "perilune.data.workers"
 local place_of = require("perilune.data.loader")._place
 local signature = require "perilune.signature"
@@ -28,27 +27,9 @@ local arguments = {
   global_batches = false,     -- batch k of all ranks together is the same on any number of ranks: a position in them holds on any
 }
 
-local function fail(text, ...) P.fail((NAME .. ": " .. text):format(...)) end
-
---- { code = } or { module = }.
-local function source_of(loader)
-  if type(loader) == "string" then return { module = loader } end
-  if type(loader) ~= "function" then
-    fail("loader is %s, wanted a function(arguments) that returns an iterator, or the name of a module that is one", errors.kind(loader))
-  end
-  local name = debug.getupvalue(loader, 1)
-  if name and name ~= "" then
-    fail("loader uses '%s' of what surrounds it; its thread has a state of Lua of its own: require it inside, or give it as arguments",
-      name)
-  end
-  local ok, code = pcall(string.dump, loader)
-  if not ok then fail "loader is a function of C, wanted one of Lua, or the name of a module" end
-  return { code = code }
-end
-
 function DataLoadingThread:init(args)
   local a = util.named(NAME, args, arguments)
-  local source = source_of(a.loader)
+  local source = functions.sent(NAME, "loader", a.loader, "a function(arguments) that returns an iterator")
   Workers.check(NAME, a, 1)
   source.arguments = a.arguments
   local rank, world_size = place_of(NAME, {})

@@ -62,3 +62,177 @@ function data.csv(args) end
 ---@field prefetch_factor? integer Batches that each of them makes ahead, at most (default: 2).
 ---@field pin_memory? boolean They make them in pinned memory (default: where batches are copied to a device).
 ---@field timeout? number Seconds that a batch of theirs is waited for (default: 300).
+
+---Files that NumPy wrote, npy and npz (zip64 too), in the layouts in which DLRM, MLPerf and TorchRec preprocess Criteo's data. They are
+---mapped into memory, not read ahead; members of an npz that are packed (`savez_compressed`) are unpacked into memory. Keys are `c1`, `c2`,
+---..., dense features `i1`, `i2`, ..., tables `t_c1`, `t_c2`, ...
+---
+---Each entry of `files` is the path of an npz with arrays `X_int`, `X_cat` and `y`, or `{ dense =, labels =, sparse = }`: paths of arrays
+---`[samples, features]`, `[samples]` or `[samples, 1]`, and `[samples, features]`; `sparse` may also be an npz with an array `0`, `1`,
+---... for
+---each feature, `[samples, ids]` (MLPerf's multi-hot data), or a list of npy files of such arrays. What is left out is 0, or not there.
+---
+---Errors: a file that cannot be read, is empty, damaged or of another kind; arrays that do not fit each other; an id that is not below its
+---table's rows, with file and row; an argument out of its range.
+---
+---```lua
+---local path = os.tmpname()
+---local file = assert(io.open(path, "wb")) -- as numpy.save writes three labels
+---local header = "{'descr': '|u1', 'fortran_order': False, 'shape': (3,), }\n"
+---file:write("\147NUMPY\1\0", string.char(#header, 0), header, "\1\0\1")
+---file:close()
+---local loader = peri.data.npy { files = { { labels = path, sparse = path } }, rows = 2, batch_size = 2 }
+---print(loader:count(), loader().rows, table.concat(loader.keys)) --> 3 2 c1
+---os.remove(path)
+---```
+---@param args peri.data.npy.args
+---@return peri.data.Loader
+function data.npy(args) end
+
+---@class peri.data.npy.args
+---@field files table[] Paths of npz files, or `{ dense =, labels =, sparse = }`; all are read as one.
+---@field rows integer|integer[] Rows of every feature's table, or a list of them.
+---@field batch_size integer Samples of all ranks together; rank r of w gets its part of each batch.
+---@field dense? string Numbers x become `raw`: x, `log`: ln(1 + max(x, 0)), or `signed_log`: sign(x) ln(1 + |x|) (default: raw).
+---@field ids? string Ids x become `exact`: x, below the rows, `mod`: x mod rows, or `hash`: XXH3(x) mod rows (default: exact).
+---@field padding? integer Ids that are this number are none (default: nothing is padding).
+---@field shuffle? boolean Each pass in an order of its own (default: false).
+---@field shuffle_block? integer Samples of a block: they lie together, and blocks come in a random order (default: 4096).
+---@field shuffle_blocks? integer Blocks that follow each other in it, whose samples are mixed (default: 16).
+---@field seed? integer Of the order (default: 1).
+---@field part? string `all`, `train` (the head of the samples), `test` (their tail), `fit`, `validation` (the two of train) (default: all).
+---@field holdout? number The share of the samples that is the test part (default: 0.1).
+---@field validation? number The share of the train part that is the validation part (default: 0.05).
+---@field epochs? integer Passes; `math.huge`: for ever (default: 1).
+---@field limit? integer Samples of a pass, rounded up to whole batches (default: all).
+---@field drop_last? boolean Leave a last batch out that is not full (default: false).
+---@field rank? integer This rank (default: the world's).
+---@field world_size? integer The number of ranks (default: the world's).
+---@field device? string Where batches go (default: the rank's device).
+---@field num_workers? integer Threads that make batches ahead; 0: the caller's makes them (default: 0).
+---@field prefetch_factor? integer Batches that each of them makes ahead, at most (default: 2).
+---@field pin_memory? boolean They make them in pinned memory (default: where batches are copied to a device).
+---@field timeout? number Seconds that a batch of theirs is waited for (default: 300).
+
+---A folder of samples that `data.cache.write` made. Its arrays are mapped into memory, so any sample is at hand: passes can be shuffled,
+---and
+---ranks and workers read only what is theirs.
+---
+---Errors: a folder that is not there, or of another kind; damaged arrays, with folder and row; folders of different features; an argument
+---out of its range.
+---
+---```lua
+---local path = os.tmpname()
+---os.remove(path)
+---local source = peri.data.synthetic { num_rows = 100, batch_size = 32, sparse_features = 2, dense_features = 1, rows = 50 }
+---print(peri.data.cache.write { path = path, loader = source }) --> 100
+---local loader = peri.data.cache { path = path, batch_size = 10, shuffle = true, epochs = 2 }
+---print(loader:count(), loader().rows) --> 100 10
+---os.execute("rm -r " .. path)
+---```
+---@param args peri.data.cache.args
+---@return peri.data.Loader
+function data.cache(args) end
+
+---The same as calling `data.cache`.
+---
+---Errors: as there.
+---
+---```lua
+---local path = os.tmpname()
+---os.remove(path)
+---peri.data.cache.write { path = path, loader = peri.data.synthetic { num_rows = 5, batch_size = 4, sparse_features = 1, rows = 50 } }
+---print(peri.data.cache.loader { path = path, batch_size = 2 }:count()) --> 5
+---os.execute("rm -r " .. path)
+---```
+---@param args peri.data.cache.args
+---@return peri.data.Loader
+function data.cache.loader(args) end
+
+---@class peri.data.cache.args
+---@field path string|string[] The folder, or a list of folders that are read as one.
+---@field batch_size integer Samples of all ranks together; rank r of w gets its part of each batch.
+---@field shuffle? boolean Each pass in an order of its own (default: false).
+---@field shuffle_block? integer Samples of a block: they lie together, and blocks come in a random order (default: 4096).
+---@field shuffle_blocks? integer Blocks that follow each other in it, whose samples are mixed (default: 16).
+---@field seed? integer Of the order (default: 1).
+---@field part? string `all`, `train` (the head of the samples), `test` (their tail), `fit`, `validation` (the two of train) (default: all).
+---@field holdout? number The share of the samples that is the test part (default: 0.1).
+---@field validation? number The share of the train part that is the validation part (default: 0.05).
+---@field epochs? integer Passes; `math.huge`: for ever (default: 1).
+---@field limit? integer Samples of a pass, rounded up to whole batches (default: all).
+---@field drop_last? boolean Leave a last batch out that is not full (default: false).
+---@field rank? integer This rank (default: the world's).
+---@field world_size? integer The number of ranks (default: the world's).
+---@field device? string Where batches go (default: the rank's device).
+---@field num_workers? integer Threads that make batches ahead; 0: the caller's makes them (default: 0).
+---@field prefetch_factor? integer Batches that each of them makes ahead, at most (default: 2).
+---@field pin_memory? boolean They make them in pinned memory (default: where batches are copied to a device).
+---@field timeout? number Seconds that a batch of theirs is waited for (default: 300).
+
+---Write the samples that a loader still gives into a new folder: `dense.npy`, `labels.npy`, `lengths.npy`, `offsets.npy` and `ids.npy`,
+---which
+---NumPy reads, and `samples.txt`, which names the features. Until all is written the folder has `.part` behind its name.
+---
+---Errors: a folder that exists or cannot be made; a loader with workers, or of several ranks; a bag of more than 32,767 ids; what the
+---loader
+---raises.
+---
+---```lua
+---local path = os.tmpname()
+---os.remove(path)
+---local source = peri.data.synthetic { num_rows = 10, batch_size = 4, sparse_features = 1, dense_features = 1, rows = 50, ids_per_bag = 3 }
+---print(peri.data.cache.write { path = path, loader = source }) --> 10
+---print(peri.data.cache { path = path, batch_size = 4 }().sparse_features:values():numel()) --> 12
+---os.execute("rm -r " .. path)
+---```
+---@param args peri.data.cache.write.args
+---@return integer # Samples that were written.
+function data.cache.write(args) end
+
+---@class peri.data.cache.write.args
+---@field path string The folder, which does not exist.
+---@field loader peri.data.Loader Without workers, of one rank.
+
+---Samples that a function of yours makes, one at a time. A sample is a table: `label`, a number for each name in `dense`, and an id or a
+---list
+---of ids for each feature in `ids` (nil: none). Every rank and worker makes all samples, and takes its own of them: for much work in the
+---function write them into a folder first (`data.cache.write`).
+---
+---Errors: a sample with another number than the description says, with its number; an error of the function; a function with upvalues
+---where there are workers; an argument out of its range.
+---
+---```lua
+---local loader = peri.data.samples { batch_size = 8, dense = { "age" }, ids = { { name = "user", rows = 10 }, { name = "items", rows =
+---50 } },
+---  arguments = { n = 20 },
+---  make = function(arguments, epoch)
+---    local i = 0
+---    return function()
+---      i = i + 1
+---      return i <= arguments.n and { label = i % 2, age = 30 + epoch, user = i % 10, items = { i, i + 1 } } or nil
+---    end
+---  end }
+---print(loader:count(), loader().sparse_features:values():numel()) --> 20 24
+---```
+---@param args peri.data.samples.args
+---@return peri.data.Loader
+function data.samples(args) end
+
+---@class peri.data.samples.args
+---@field make function|string `function(arguments, epoch)`, which returns a function that gives the next sample; or a module's name.
+---@field arguments? any What it is called with: plain values, which workers get copies of (default: nil).
+---@field dense? string[] Names of numbers (default: none).
+---@field ids? table[] `{ name =, rows =, table = }`: features, the rows of their tables, and names of tables that some share (default:
+---none).
+---@field batch_size integer Samples of all ranks together; rank r of w gets its part of each batch.
+---@field epochs? integer Passes; `math.huge`: for ever (default: 1).
+---@field limit? integer Samples of a pass, rounded up to whole batches (default: all).
+---@field drop_last? boolean Leave a last batch out that is not full (default: false).
+---@field rank? integer This rank (default: the world's).
+---@field world_size? integer The number of ranks (default: the world's).
+---@field device? string Where batches go (default: the rank's device).
+---@field num_workers? integer Threads that make batches ahead; 0: the caller's makes them (default: 0).
+---@field prefetch_factor? integer Batches that each of them makes ahead, at most (default: 2).
+---@field pin_memory? boolean They make them in pinned memory (default: where batches are copied to a device).
+---@field timeout? number Seconds that a batch of theirs is waited for (default: 300).

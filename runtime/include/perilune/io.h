@@ -162,6 +162,114 @@ typedef struct peri_csv_config {
  *  shared and counted by the functions of peri_criteo. PERI_ERANGE of peri_criteo_next names an id that is not below its table's rows. */
 PERI_API peri_status peri_csv_open(const peri_csv_config *options, peri_criteo **out);
 
+/* -- arrays in files ---------------------------------------------------------------------------------------------------------------- */
+
+/** The arrays of a file that NumPy wrote: npy, which has one, or npz, a zip archive (zip64, too) of several. Files are mapped, not read:
+ *  one
+ *  that is cut short while it is in use ends the process. Members of an npz that are packed (savez_compressed) are unpacked into memory. */
+typedef struct peri_arrays peri_arrays;
+
+typedef struct peri_arrays_ref {
+    peri_arrays *ptr;
+} peri_arrays_ref;
+
+/** An array: little-endian elements, the last dimension densest, at an address that may be odd. */
+typedef struct peri_array {
+    int64_t size;                 /* sizeof(peri_array) */
+    const char *name;             /* of the member of an npz, without ".npy"; "" of an npy */
+    const void *data;
+    int64_t shape[8], elements;
+    int32_t ndim, dtype;          /* PERI_F32, F64, F16, I64, I32, I16, I8, U8 or BOOL */
+} peri_array;
+
+/** Open a file. PERI_EIO with the system's reason; PERI_EFORMAT for one that is empty, damaged or of another kind, with what is wrong
+ *  where;
+ *  PERI_EUNSUPPORTED for other elements. @out new. */
+PERI_API peri_status peri_arrays_open(const char *path, peri_arrays **out);
+/** The same of @n bytes at @bytes, which the caller keeps until the release; @path only names them. @out new. */
+PERI_API peri_status peri_arrays_open_memory(const char *path, const void *bytes, int64_t n, peri_arrays **out);
+PERI_API void peri_arrays_release(peri_arrays *arrays);
+PERI_API int32_t peri_arrays_count(const peri_arrays *arrays);
+/** Array @i, in the order of the file; name and data are borrowed until the release. */
+PERI_API peri_status peri_arrays_get(const peri_arrays *arrays, int32_t i, peri_array *out);
+
+/* -- samples in arrays ---------------------------------------------------------------------------------------------------------------- */
+
+/** Row i of it is the elements data[i * stride], ..., data[i * stride + count - 1]. At an address that may be odd. */
+typedef struct peri_rows {
+    const void *data; /* NULL: there are none */
+    int64_t stride;
+    int32_t dtype, count;
+} peri_rows;
+
+/** Samples of one file, or of arrays that belong together. Their ids are either in an array per feature, with so many in every row, or,
+ *  with
+ *  `offsets`, in one array, row after row, of each row feature by feature. */
+typedef struct peri_columns_part {
+    int64_t size;           /* sizeof(peri_columns_part) */
+    const char *name;       /* for messages; copied */
+    int64_t rows;
+    peri_rows dense;        /* count: the dense features */
+    peri_rows labels;       /* count: 1, or NULL: 0 */
+    const peri_rows *ids;   /* [sparse_features], copied; NULL with offsets */
+    const int64_t *offsets; /* [rows + 1]: ids of row i are values[offsets[i]] and those that follow */
+    peri_rows lengths;      /* count: the sparse features: ids of each */
+    peri_rows values;       /* stride 1: all ids */
+    int64_t n_values;
+} peri_columns_part;
+
+typedef struct peri_columns_config {
+    int64_t size;               /* sizeof(peri_columns_config) */
+    const int64_t *table_rows;  /* [sparse_features], each > 0; copied */
+    int32_t dense_features, sparse_features;
+    int32_t dense, ids;         /* PERI_DENSE_*; PERI_IDS_* but TEXT. PERI_IDS_MOD of a negative id is not negative, either */
+    int64_t padding;            /* with `padded`: ids that are this number are none */
+    bool padded;
+    int64_t block_rows, blocks; /* shuffling: blocks of so many rows that lie together come in a random order, and of so many blocks that
+                                   follow each other the rows do; 0: rows come in their own order */
+    uint64_t seed;              /* of the shuffling */
+} peri_columns_config;
+
+/** Samples in arrays, in their own order or shuffled. */
+typedef struct peri_columns peri_columns;
+
+typedef struct peri_columns_ref {
+    peri_columns *ptr;
+} peri_columns_ref;
+
+/** @out new. */
+PERI_API peri_status peri_columns_new(const peri_columns_config *options, peri_columns **out);
+PERI_API void peri_columns_release(peri_columns *columns);
+/** Add the samples of a part, behind those that are there. Its arrays are borrowed until the release. PERI_EINVAL for arrays that do not
+ *  fit. */
+PERI_API peri_status peri_columns_add(peri_columns *columns, const peri_columns_part *part);
+/** Samples of all parts. */
+PERI_API int64_t peri_columns_rows(const peri_columns *columns);
+/** Take the order of pass @epoch, which depends on the seed, the pass and the number of samples only. */
+PERI_API peri_status peri_columns_epoch(peri_columns *columns, int64_t epoch);
+/** Fill @batch with samples [first, first + rows) of the order. PERI_ERANGE names part, row and feature of an id outside its table,
+ *  PERI_EFORMAT those of a number that is not finite, or of offsets that do not fit. */
+PERI_API peri_status peri_columns_fill(peri_columns *columns, int64_t first, int64_t rows, peri_batch *batch);
+
+/** Writes batches into a new folder, as arrays that NumPy reads: dense.npy f32 [rows, dense], labels.npy f32 [rows], lengths.npy i16 [rows,
+ *  sparse], offsets.npy i64 [rows + 1], ids.npy i64 or i32 [ids]; and samples.txt, a text of the caller's. Until all is written the folder
+ *  has ".part" behind its name. */
+typedef struct peri_columns_writer peri_columns_writer;
+
+typedef struct peri_columns_writer_ref {
+    peri_columns_writer *ptr;
+} peri_columns_writer_ref;
+
+/** @wide: ids are i64. PERI_EIO if @folder exists, or cannot be made. A folder ".part" of an earlier writer is written again. @out new. */
+PERI_API peri_status peri_columns_writer_new(const char *folder, int32_t dense_features, int32_t sparse_features, bool wide,
+                                             peri_columns_writer **out);
+/** Write the samples of @batch. PERI_ERANGE for a bag of more than 32767 ids, or an id that is negative or too large for i32. */
+PERI_API peri_status peri_columns_writer_add(peri_columns_writer *writer, const peri_batch *batch);
+/** All is written: the arrays get their sizes, samples.txt is @text, all is on the disk, and the folder gets its name. */
+PERI_API peri_status peri_columns_writer_finish(peri_columns_writer *writer, const char *text);
+/** Without a finish before the folder keeps its ".part". */
+PERI_API void peri_columns_writer_release(peri_columns_writer *writer);
+
 /* -- synthetic data ---------------------------------------------------------------------------------------------------------------- */
 
 /** Samples shaped like Criteo's. Every number of row i depends on (seed, i) and the features' own fields only. Ids follow a power law:

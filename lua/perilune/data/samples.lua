@@ -1,0 +1,160 @@
+-- samples.lua: samples that a function of Lua makes, one at a time, as a loader.
+--
+--   local loader = peri.data.samples { batch_size = 256, dense = { "age" }, ids = { { name = "history", rows = 1000 } },
+--     make = function(arguments, epoch)   -- called at the beginning of each pass, from 0
+--       local i = 0
+--       return function()                 -- the next sample; nil: the pass is over
+--         i = i + 1
+--         return i <= 1000 and { label = i % 2, age = 30, history = { i % 7, i % 11 } } or nil
+--       end
+--     end }
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local errors = require "perilune.errors"
+local Loader = require "perilune.data.loader"
+local batch = require "perilune.data.batch"
+local functions = require "perilune.data.functions"
+
+local Source = util.seal(util.class "SampleSource")
+
+function Source:init(func, make, arguments, fields)
+  self.func, self.make, self.arguments = func, make, arguments
+  self.dense, self.keys, self.rows, self.tables = fields.dense, fields.keys, fields.rows, fields.tables
+  self._next, self._epoch, self._row, self._count = false, 0, 0, false
+  self._lists, self._labels, self._numbers = {}, {}, {}
+end
+
+--- An iterator over pass `epoch`.
+local function iterator(self, epoch)
+  local f = self.make(self.arguments, epoch)
+  if not util.is_callable(f) then
+    P.fail(("%s: make returned %s, wanted a function that returns the next sample"):format(self.func, errors.kind(f)))
+  end
+  return f
+end
+
+function Source:rewind(epoch) self._next, self._epoch, self._row = false, epoch, 0 end
+
+local function next_sample(self)
+  self._next = self._next or iterator(self, self._epoch)
+  local sample = self._next()
+  if sample ~= nil and sample ~= false and type(sample) ~= "table" then
+    P.fail(("%s: sample %d of pass %d is %s, wanted a table, or nil at the end"):format(self.func, self._row, self._epoch,
+      errors.kind(sample)))
+  end
+  if sample then self._row = self._row + 1 end
+  return sample or nil
+end
+
+local function bad(self, row, what, value, wanted)
+  P.fail(("%s: sample %d of pass %d: %s is %s, wanted %s"):format(self.func, row, self._epoch, what, errors.kind(value), wanted))
+end
+
+local function number_of(self, row, sample, name)
+  local x = sample[name]
+  if x == nil and name == "label" then return 0 end
+  if type(x) ~= "number" or x ~= x or math.abs(x) == math.huge then bad(self, row, name, x, "a finite number") end
+  return x
+end
+
+--- Add the ids of feature f of a sample to its list; returns how many.
+local function add_ids(self, row, sample, f, list, n)
+  local given, rows = sample[self.keys[f]], self.rows[f]
+  if given == nil then return 0 end
+  local bag = type(given) == "table" and given or { given }
+  for k = 1, #bag do
+    local id = tonumber(bag[k])
+    if not id or id ~= math.floor(id) or id < 0 or id >= rows then
+      bad(self, row, ("%s, id %d,"):format(self.keys[f], k), bag[k],
+        ("whole numbers 0..%.0f, below the rows of its table"):format(rows - 1))
+    end
+    list[n + k] = bag[k]
+  end
+  return #bag
+end
+
+--- This rank's samples, which have been taken, go into the host batch. first: number of the first one in the pass.
+local function put(self, host, taken, first)
+  local b, n, rows = host.ptr, 0, #taken
+  b.rows = rows
+  for i, sample in ipairs(taken) do
+    b.labels[i - 1] = number_of(self, first + i - 1, sample, "label")
+    for d, name in ipairs(self.dense) do b.dense[(i - 1) * #self.dense + d - 1] = number_of(self, first + i - 1, sample, name) end
+  end
+  local ids = self._lists
+  for f = 1, #self.keys do
+    for i, sample in ipairs(taken) do
+      local count = add_ids(self, first + i - 1, sample, f, ids, n)
+      b.lengths[(f - 1) * rows + i - 1], n = count, n + count
+    end
+  end
+  host:reserve(n)
+  for i = 1, n do b.values[i - 1] = ids[i] end
+  b.ids = n
+end
+
+function Source:fill(host, batch_size, rank, world)
+  local taken, first_row = {}, self._row
+  for _ = 1, batch_size do
+    local sample = next_sample(self)
+    if not sample then break end
+    taken[#taken + 1] = sample
+  end
+  local first, last = batch.share(#taken, rank, world)
+  local own = {}
+  for i = first + 1, last do own[#own + 1] = taken[i] end
+  put(self, host, own, first_row + first)
+  host.ptr.global_row, host.ptr.global_rows = first_row + first, #taken
+end
+
+function Source:skip(batch_size)
+  for i = 0, batch_size - 1 do
+    if not next_sample(self) then return i end
+  end
+  return batch_size
+end
+
+--- Samples of the first pass, which is made for it, once.
+function Source:count()
+  if not self._count then
+    local f, n = iterator(self, 0), 0
+    while f() do n = n + 1 end
+    self._count = n
+  end
+  return self._count
+end
+
+local spec = {
+  make = util.required,                     -- function(arguments, epoch) -> function() -> a sample, or nil; or the name of such a module
+  arguments = util.optional,                -- what it gets: plain values
+  dense = util.any {}, ids = util.any {},   -- names; { name =, rows =, table = }
+}
+for name, default in util.ordered(Loader.common) do spec[name] = default end
+
+local function fields_of(func, a)
+  local fields = { dense = {}, keys = {}, rows = {}, tables = {} }
+  for i, name in ipairs(a.dense) do
+    if type(name) ~= "string" then P.fail(("%s: dense[%d] is %s, wanted a name"):format(func, i, errors.kind(name))) end
+    fields.dense[i] = name
+  end
+  for i, f in ipairs(a.ids) do
+    local what = ("%s: ids[%d]"):format(func, i)
+    f = util.named(what, f, { name = util.required.string, rows = util.required.number, table = util.optional })
+    fields.keys[i], fields.rows[i] = f.name, util.integer(what, "rows", f.rows, 1)
+    fields.tables[i] = f.table or "t_" .. f.name
+  end
+  return fields
+end
+
+--- A loader of the samples that a function makes; see `spec` for the arguments.
+return function(args)
+  local func = "data.samples"
+  local a = util.named(func, args, spec)
+  local make, plain = a.make, util.copy(a)
+  if type(make) == "table" and not util.is_callable(make) then make = functions.received(make) -- in a worker
+  elseif a.num_workers > 0 or type(make) ~= "function" and not util.is_callable(make) then
+    plain.make = functions.sent(func, "make", make, "a function(arguments, epoch) that returns an iterator")
+    make = functions.received(plain.make)
+  else plain.make = nil end
+  return Loader(func, Source(func, make, a.arguments, fields_of(func, a)), a, { module = "perilune.data.samples", arguments = plain })
+end
