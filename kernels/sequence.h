@@ -116,12 +116,13 @@ K_INLINE int64_t peri_k_member(peri_k_members m, int64_t c) { return c < m.to - 
 /** How many they are. */
 K_INLINE int64_t peri_k_member_count(peri_k_members m) { return m.to - m.from + (m.self >= 0 ? 1 : 0); }
 
-/** out[r] of member i of a sequence of n members, t of which are targets: min((n - t) - min(i, n - t), most - 1): how far it is from the
- *  first target, which is n - i where there are no targets. range: rows. */
+/** out[r] of member i of sequence s of n members, t of which are targets: min((n - t) - min(i, n - t), most - 1): how far it is from the
+ *  first target, which is n - i where there are no targets; with `number`: s. range: rows. */
 typedef struct peri_k_sequence_positions_args {
     int64_t *out;
     const int64_t *offsets, *targets; /* targets: NULL: none */
     int64_t sequences, most;          /* most >= 1 */
+    bool number;
 } peri_k_sequence_positions_args;
 
 /** out[r] = how long before the last member of its sequence a member happened, in numbers of 0..most: the whole part of sqrt(x) or log(x)

@@ -154,9 +154,10 @@ struct position_of {
     peri_k_sequence_positions_args a;
     __device__ void operator()(int64_t r) const
     {
-        const peri_k_sequence s = peri_k_sequence_at(a.offsets, a.targets, peri_k_sequence_of(a.offsets, a.sequences, r));
+        const int64_t number = peri_k_sequence_of(a.offsets, a.sequences, r);
+        const peri_k_sequence s = peri_k_sequence_at(a.offsets, a.targets, number);
         const int64_t history = s.n - s.t, i = r - s.first, from = history - (i < history ? i : history);
-        a.out[r] = from < a.most ? from : a.most - 1;
+        a.out[r] = a.number ? number : from < a.most ? from : a.most - 1;
     }
 };
 

@@ -7,9 +7,10 @@ static void ref_sequence_positions(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_sequence_positions_args *a = args;
     for (int64_t r = begin; r < end; r++) {
-        peri_k_sequence s = peri_k_sequence_at(a->offsets, a->targets, peri_k_sequence_of(a->offsets, a->sequences, r));
+        int64_t number = peri_k_sequence_of(a->offsets, a->sequences, r);
+        peri_k_sequence s = peri_k_sequence_at(a->offsets, a->targets, number);
         int64_t history = s.n - s.t, i = r - s.first, from = history - (i < history ? i : history);
-        a->out[r] = from < a->most ? from : a->most - 1;
+        a->out[r] = a->number ? number : from < a->most ? from : a->most - 1;
     }
 }
 

@@ -231,29 +231,44 @@ static peri_status numbers_new(const peri_tensor *like, int64_t rows, peri_tenso
     return peri_tensor_new(peri__device(like), PERI_I64, 1, &rows, out);
 }
 
-peri_status peri_sparse_sequence_positions(peri_tensor *seq_offsets, peri_tensor *num_targets, int64_t rows, int64_t max_positions,
-                                           peri_tensor **out)
+/** The kernel's `out` for @rows members; *args has the rest, but for the marks. */
+static peri_status places(const char *f, peri_tensor *offsets, peri_tensor *targets, int64_t rows, peri_k_sequence_positions_args *args,
+                          peri_tensor **out)
 {
-    static const char f[] = "peri_sparse_sequence_positions";
     PERI_NEED(out);
-    PERI_TRY(check_marks(f, seq_offsets, num_targets, seq_offsets));
+    PERI_TRY(check_marks(f, offsets, targets, offsets));
     if (rows < 0) return peri__fail(PERI_EINVAL, "%s: %lld rows, allowed: 0 and more", f, (long long)rows);
-    if (max_positions < 1)
-        return peri__fail(PERI_EINVAL, "%s: max_positions %lld, allowed: 1 and more", f, (long long)max_positions);
     marks m;
-    PERI_TRY(marks_init(f, &m, seq_offsets, num_targets, rows, 0));
+    PERI_TRY(marks_init(f, &m, offsets, targets, rows, 0));
     peri_tensor *y = NULL;
     peri_status status;
     PERI_TRY_GOTO(numbers_new(m.t, rows, &y), out);
-    peri_k_sequence_positions_args a = {.out = peri__data(y), .offsets = offsets_of(&m), .targets = targets_of(&m),
-                                        .sequences = m.sequences, .most = max_positions};
-    PERI_TRY_GOTO(PERI_LAUNCH(peri__device(y), sequence_positions, &a, rows, PERI_INT_GRAIN), out);
+    args->out = peri__data(y);
+    args->offsets = offsets_of(&m);
+    args->targets = targets_of(&m);
+    args->sequences = m.sequences;
+    PERI_TRY_GOTO(PERI_LAUNCH(peri__device(y), sequence_positions, args, rows, PERI_INT_GRAIN), out);
     *out = y;
     y = NULL;
 out:
     peri_tensor_release(m.t);
     peri_tensor_release(y);
     return status;
+}
+
+peri_status peri_sparse_sequence_positions(peri_tensor *seq_offsets, peri_tensor *num_targets, int64_t rows, int64_t max_positions,
+                                           peri_tensor **out)
+{
+    static const char f[] = "peri_sparse_sequence_positions";
+    if (max_positions < 1)
+        return peri__fail(PERI_EINVAL, "%s: max_positions %lld, allowed: 1 and more", f, (long long)max_positions);
+    return places(f, seq_offsets, num_targets, rows, &(peri_k_sequence_positions_args){.most = max_positions}, out);
+}
+
+peri_status peri_sparse_sequence_numbers(peri_tensor *seq_offsets, int64_t rows, peri_tensor **out)
+{
+    peri_k_sequence_positions_args args = {.most = 1, .number = true};
+    return places("peri_sparse_sequence_numbers", seq_offsets, NULL, rows, &args, out);
 }
 
 static peri_status check_times(const char *f, const peri_time_buckets_args *args)

@@ -82,24 +82,29 @@ def buckets(times, lengths, fn, increment, most):
     return out
 
 
-for form in ("softmax", "silu"):
-    case(form, [3, 0, 5, 1], 2, 4, 3)
-    case(form, [3, 0, 5, 1], 2, 4, 3, targets=[1, 0, 2, 1])
-    case(form, [6, 4], 1, 5, 7, targets=[6, 1], causal=False)
-    case(form, [6, 1, 4], 2, 3, 3, causal=False, window=2)
-    case(form, [7, 5], 2, 8, 8, targets=[2, 0], window=2)
-    case(form, [7, 2, 5], 1, 3, 2, targets=[3, 1, 2], causal=False, window=2)
-    case(form, [35, 1, 18], 1, 9, 5, targets=[4, 0, 3])
+def main():
+    for form in ("softmax", "silu"):
+        case(form, [3, 0, 5, 1], 2, 4, 3)
+        case(form, [3, 0, 5, 1], 2, 4, 3, targets=[1, 0, 2, 1])
+        case(form, [6, 4], 1, 5, 7, targets=[6, 1], causal=False)
+        case(form, [6, 1, 4], 2, 3, 3, causal=False, window=2)
+        case(form, [7, 5], 2, 8, 8, targets=[2, 0], window=2)
+        case(form, [7, 2, 5], 1, 3, 2, targets=[3, 1, 2], causal=False, window=2)
+        case(form, [35, 1, 18], 1, 9, 5, targets=[4, 0, 3])
 
-lengths = [4, 0, 3]
-times = torch.tensor([100, 160, 5000, 5060, 0, 86400, 1000000])
-more = {"positions": [{"lengths": lengths, "targets": t, "max_positions": m, "out": places(lengths, t, m)}
-                      for t in (None, [1, 0, 3]) for m in (100, 3)],
-        "buckets": [{"lengths": lengths, "times": dump(times), "fn": fn, "increment": i, "num_buckets": m,
-                     "out": buckets(times, lengths, fn, i, m)}
-                    for fn, i, m in (("sqrt", 60.0, 2048), ("log", 0.301, 10), ("sqrt", 7.5, 30))]}
+    lengths = [4, 0, 3]
+    times = torch.tensor([100, 160, 5000, 5060, 0, 86400, 1000000])
+    more = {"positions": [{"lengths": lengths, "targets": t, "max_positions": m, "out": places(lengths, t, m)}
+                          for t in (None, [1, 0, 3]) for m in (100, 3)],
+            "buckets": [{"lengths": lengths, "times": dump(times), "fn": fn, "increment": i, "num_buckets": m,
+                         "out": buckets(times, lengths, fn, i, m)}
+                        for fn, i, m in (("sqrt", 60.0, 2048), ("log", 0.301, 10), ("sqrt", 7.5, 30))]}
 
-print('{"format": 1, "kind": "tensor", "library": "torch %s", "tolerance": {"abs": 2e-6, "rel": 2e-5},' % torch.__version__)
-print('"places": %s,\n"cases": [' % json.dumps(more))
-print(",\n".join(json.dumps(c) for c in cases))
-print("]}")
+    print('{"format": 1, "kind": "tensor", "library": "torch %s", "tolerance": {"abs": 2e-6, "rel": 2e-5},' % torch.__version__)
+    print('"places": %s,\n"cases": [' % json.dumps(more))
+    print(",\n".join(json.dumps(c) for c in cases))
+    print("]}")
+
+
+if __name__ == "__main__":
+    main()

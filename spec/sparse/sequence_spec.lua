@@ -68,6 +68,7 @@ for _, device in ipairs(devices) do
         assert.same({ unpack(case.out) }, sparse.sequence_positions { seq_offsets = offsets, rows = rows,
           max_positions = case.max_positions, num_targets = targets }:to_list())
       end
+      assert.equal("0 0 2 3 3", list(sparse.sequence_numbers(i64({ 0, 2, 2, 3, 5 }, device), 5)))
       for _, case in ipairs(document.places.buckets) do
         local offsets, times = sequences.offsets_of(case.lengths, device), load(case.times, device)
         for _, dtype in ipairs { "i64", "i32", "f64", "f32" } do

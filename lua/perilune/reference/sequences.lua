@@ -68,6 +68,18 @@ function sparse.sequence_positions(args) end
 ---@field max_positions integer What is further away gets the last number: the rows of a table of positions.
 ---@field num_targets? peri.Tensor Targets of each sequence: `[B]`, i32 or i64 (default: none).
 
+---The number of each member's sequence: with `index_select_dim0` it repeats a row of each sequence for all of its members.
+---
+---Errors: offsets that do not cut the rows.
+---
+---```lua
+---print(table.concat(peri.sparse.sequence_numbers(peri.tensor({ 0, 1, 1, 3 }, "i64"), 3):to_list(), " ")) --> 0 2 2
+---```
+---@param seq_offsets peri.Tensor Where each sequence begins, and the end of the last one: `[B + 1]`, i32 or i64.
+---@param rows integer n: how many members there are.
+---@return peri.Tensor # i64 `[n]`.
+function sparse.sequence_numbers(seq_offsets, rows) end
+
 ---How long before the last member of its sequence each member happened, as a number that a table can have a row for: the whole part of
 ---`sqrt(d / increment)`, d being the difference of their times; at most `num_buckets`, which is one of them.
 ---

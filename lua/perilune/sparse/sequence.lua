@@ -73,6 +73,12 @@ function M.sequence_positions(args)
   return wrap(out[0])
 end
 
+--- For each of `rows` members (i64) the number of its sequence: what repeats a row of each sequence for its members, by index_select_dim0.
+function M.sequence_numbers(seq_offsets, rows)
+  check(C.peri_sparse_sequence_numbers(ptr(seq_offsets), rows, out))
+  return wrap(out[0])
+end
+
 local time_args = ffi.new "peri_time_buckets_args"
 local time_spec = { timestamps = required, seq_offsets = required, num_buckets = 2048, increment = 60, time_bucket_fn = "sqrt" }
 
@@ -154,6 +160,7 @@ function M.truncate_jagged(values, lengths, max_length, keep)
 end
 
 signature.check("sparse.", M, {
+  sequence_numbers = "seq_offsets: tensor, rows: count",
   truncate_jagged = "values: tensor, lengths: tensor, max_length: count, keep: string?",
 })
 

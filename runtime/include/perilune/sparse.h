@@ -235,6 +235,9 @@ PERI_API peri_status peri_sparse_attention(const peri_attention_args *args, peri
 PERI_API peri_status peri_sparse_sequence_positions(peri_tensor *seq_offsets, peri_tensor *num_targets, int64_t rows,
                                                     int64_t max_positions, peri_tensor **out);
 
+/** For each of @rows members the number of its sequence. @out [rows] i64. */
+PERI_API peri_status peri_sparse_sequence_numbers(peri_tensor *seq_offsets, int64_t rows, peri_tensor **out);
+
 /** How times become numbers. Tensors are borrowed. */
 typedef struct peri_time_buckets_args {
     peri_tensor *timestamps;  /* [n] i64, i32, f64 or f32 */

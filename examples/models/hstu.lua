@@ -1,0 +1,81 @@
+-- hstu.lua: a ranker of the HSTU kind (generative recommenders). A person's sequence has the items of the past, the oldest first, and
+-- behind them the items that are asked about (targets). Every layer lets each member look at what came before it; a target sees the past
+-- and itself, so many targets are ranked at the price of one pass. Nothing is padded: docs/sequences.md.
+--
+-- A batch: sparse_features: ids by "item" (the sequence with its targets) and "action" (what the person did with each item; for targets
+-- the number of "not known yet"), of equal lengths; timestamps [n] in seconds, i64; num_targets [B]; labels: 0 or 1 for each target, [T].
+local peri = require "perilune"
+local nn, F, sparse = peri.nn, peri.nn.functional, peri.sparse
+local util = peri.util
+
+-- -- a layer ---------------------------------------------------------------------------------------------------------------------------
+
+--- A sequential transduction unit: one product makes u, v, q and k of each member; attention with the weights silu(q . k); what comes out
+--- is normed, gated by u, and added to what came in.
+local STULayer = nn.Module:extend "STULayer"
+
+function STULayer:init(a)
+  local d, hidden = a.embedding_dim, a.num_heads * a.hidden_dim
+  self.heads, self.hidden, self.attention = a.num_heads, a.hidden_dim, a.num_heads * a.attention_dim
+  self.max_seq_len, self.alpha = a.max_seq_len, 1 / math.sqrt(a.attention_dim)
+  self.input_norm = nn.LayerNorm { normalized_shape = d }
+  self.uvqk = nn.Linear { in_features = d, out_features = 2 * hidden + 2 * self.attention }
+  self.output_norm = nn.LayerNorm { normalized_shape = hidden }
+  self.output = nn.Linear { in_features = hidden, out_features = d }
+end
+
+function STULayer:forward(x, offsets, num_targets)
+  local n, hidden = x:size(1), self.heads * self.hidden
+  local parts = F.split(F.silu(self.uvqk(self.input_norm(x))), { hidden, hidden, self.attention, self.attention }, 2)
+  local u, v, q, k = unpack(parts)
+  local size = self.attention / self.heads
+  local y = sparse.hstu_mha { max_seq_len = self.max_seq_len, alpha = self.alpha, q = q:reshape(n, self.heads, size),
+    k = k:reshape(n, self.heads, size), v = v:reshape(n, self.heads, self.hidden), seq_offsets = offsets, num_targets = num_targets }
+  return x + self.output(u * self.output_norm(y:reshape(n, hidden)))
+end
+
+-- -- the model -------------------------------------------------------------------------------------------------------------------------
+
+local HSTU = nn.Module:extend "HSTU"
+
+function HSTU:init(a)
+  local d = a.embedding_dim
+  local function table_of(name, rows)
+    return peri.EmbeddingConfig { name = name, num_embeddings = rows, embedding_dim = d, feature_names = { name } }
+  end
+  self.scale, self.positions, self.buckets = math.sqrt(d), a.max_seq_len + 1, a.num_time_buckets
+  self.embeddings = peri.EmbeddingCollection { tables = { table_of("item", a.items), table_of("action", a.actions) },
+    fused_params = { optimizer = "adagrad", learning_rate = a.learning_rate, eps = a.eps } }
+  self.position = nn.Embedding { num_embeddings = self.positions, embedding_dim = d }
+  self.time = nn.Embedding { num_embeddings = a.num_time_buckets + 1, embedding_dim = d }
+  self.layers = nn.ModuleList()
+  for _ = 1, a.num_layers do self.layers:append(STULayer(a)) end
+  self.norm = nn.LayerNorm { normalized_shape = d }
+  self.head = nn.Linear { in_features = d, out_features = 1 }
+  self.loss = nn.BCEWithLogitsLoss { reduction = "global_mean" }
+end
+
+--- The logits of all targets of a batch, [T].
+function HSTU:logits(batch)
+  local rows = self.embeddings(batch.sparse_features)
+  local items, targets = rows.item, batch.num_targets
+  local offsets, n = items:offsets(), items:values():size(1)
+  local places = sparse.sequence_positions { seq_offsets = offsets, rows = n, num_targets = targets, max_positions = self.positions }
+  local times = sparse.time_buckets { timestamps = batch.timestamps, seq_offsets = offsets, num_buckets = self.buckets }
+  local x = items:values() * self.scale + rows.action:values() + self.position(places) + self.time(times)
+  for i = 1, #self.layers:children() do x = self.layers[i](x, offsets, targets) end
+  local asked = sparse.masked_select_jagged_1d(self.norm(x), items:lengths(), places:eq(0)) -- targets have place 0
+  return self.head(asked):reshape(-1)
+end
+
+function HSTU:forward(batch)
+  local logits = self:logits(batch)
+  return self.loss(logits, batch.labels), logits:detach(), batch.labels
+end
+
+--- items and actions: rows of the tables; embedding_dim; num_layers; num_heads, of attention_dim and hidden_dim numbers each;
+--- max_seq_len: of a sequence with its targets; num_time_buckets; learning_rate and eps: of the tables.
+return function(args)
+  return HSTU(util.named("HSTU", args, { items = util.required.number, actions = util.required.number, embedding_dim = 32, num_layers = 2,
+    num_heads = 2, attention_dim = 16, hidden_dim = 16, max_seq_len = 200, num_time_buckets = 2048, learning_rate = 0.05, eps = 1e-8 }))
+end
