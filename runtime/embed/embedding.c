@@ -220,18 +220,18 @@ static peri_status renorm(const peri_embedding_bag_args *a, const call *c)
 
 enum { SAVED_IDS, SAVED_OFFSETS, SAVED_PLACES };
 
-/** integer: rows, columns. */
 static peri_status max_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
     peri_tensor *ids = node->saved[SAVED_IDS], *offsets = node->saved[SAVED_OFFSETS], *grad = NULL, *dx = NULL;
+    const int64_t *table = node->shape[0].size;
     peri_status status;
     PERI_TRY_GOTO(peri__contiguous_of(grad_out[0], &grad), out);
-    PERI_TRY_GOTO(peri_tensor_full(peri__device(grad), PERI_F32, 2, node->integer, 0, &dx), out);
+    PERI_TRY_GOTO(peri_tensor_full(peri__device(grad), PERI_F32, 2, table, 0, &dx), out);
     peri_k_bag_max_grad_args args = {
-        .bags = {.ids = peri__data(ids), .offsets = peri__data(offsets), .n_ids = peri__numel(ids), .rows = node->integer[0],
-                 .cols = node->integer[1], .ids_dtype = ids->dtype, .offsets_dtype = offsets->dtype},
+        .bags = {.ids = peri__data(ids), .offsets = peri__data(offsets), .n_ids = peri__numel(ids), .rows = table[0],
+                 .cols = table[1], .ids_dtype = ids->dtype, .offsets_dtype = offsets->dtype},
         .grad = peri__data(grad), .places = peri__data(node->saved[SAVED_PLACES]), .dx = peri__data(dx), .n = peri__numel(offsets) - 1};
-    int64_t blocks = peri__ceil_div(node->integer[1], PERI_K_BAG_COLUMNS);
+    int64_t blocks = peri__ceil_div(table[1], PERI_K_BAG_COLUMNS);
     status = PERI_LAUNCH(peri__device(grad), bag_max_grad, &args, blocks,
                          peri__max(1, PERI_INT_GRAIN / (PERI_K_BAG_COLUMNS * peri__max(args.n, 1))));
 out:
@@ -256,8 +256,7 @@ static peri_status largest(const peri_embedding_bag_args *a, call *c)
     peri__node_save(node, SAVED_IDS, c->pruned);
     peri__node_save(node, SAVED_OFFSETS, c->offsets);
     peri__node_save(node, SAVED_PLACES, c->places);
-    node->integer[0] = c->rows;
-    node->integer[1] = c->cols;
+    node->shape[0] = (peri__shape){.ndim = 2, .size = {c->rows, c->cols}};
     return PERI_OK;
 }
 

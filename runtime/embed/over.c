@@ -13,7 +13,6 @@ static void over_fini(peri__node *node)
     node->state = NULL;
 }
 
-/** integer: dimensions and shape of the table. */
 static peri_status over_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
     peri_tbe_batch *batch = node->state;
@@ -24,7 +23,7 @@ static peri_status over_backward(peri__node *node, peri_tensor *const *grad_out,
     if (peri__needs(node, IN_WEIGHTS)) PERI_TRY_GOTO(peri__tensor_like(in_weights, 1, in_weights->shape, &weights), out);
     if (peri__needs(node, IN_TABLE)) {
         PERI_TRY_GOTO(peri_tbe_batch_gradient(batch, grad, weights, &dense), out);
-        PERI_TRY_GOTO(peri__tensor_view(dense, (int32_t)node->integer[0], node->integer + 1, NULL, 0, &grad_in[IN_TABLE]), out);
+        PERI_TRY_GOTO(peri__tensor_view(dense, node->shape[IN_TABLE].ndim, node->shape[IN_TABLE].size, NULL, 0, &grad_in[IN_TABLE]), out);
     } else {
         PERI_TRY_GOTO(peri_tbe_batch_backward(batch, grad, weights), out);
     }
@@ -48,8 +47,7 @@ peri_status peri__over_record(peri_tensor *table, peri_tbe_batch *batch, peri_te
     PERI_TRY(peri__record(&over_vtab, inputs, INPUTS, &out, 1, &node));
     peri_tbe_batch_retain(batch);
     node->state = batch;
-    node->integer[0] = table->ndim;
-    memcpy(node->integer + 1, table->shape, sizeof *table->shape * (size_t)table->ndim);
+    node->shape[IN_TABLE] = peri__shape_of(table);
     peri__node_save(node, SAVED_IDS, in->ids);
     peri__node_save(node, SAVED_OFFSETS, in->offsets);
     peri__node_save(node, SAVED_WEIGHTS, in->weights);

@@ -112,23 +112,25 @@ static int64_t grain(const peri_k_attention_args *a)
 
 enum { Q, K, V, OUT, LSE, MARKS };
 
+enum { KEPT_SEQUENCES, KEPT_TARGETS, KEPT_WINDOW, KEPT_FORM, KEPT_CAUSAL };
+
 /** What both directions have in common. @saved: q, k and v as the kernels take them, out, lse (or NULL), marks. */
-static peri_k_attention_args arguments(peri_tensor *const *saved, const int64_t *integer, const double *number)
+static peri_k_attention_args arguments(peri_tensor *const *saved, const int64_t *kept, const double *number)
 {
     const peri_tensor *q = saved[Q], *v = saved[V];
-    marks m = {saved[MARKS], integer[0], integer[1]};
+    marks m = {saved[MARKS], kept[KEPT_SEQUENCES], kept[KEPT_TARGETS]};
     return (peri_k_attention_args){.out = peri__data(saved[OUT]), .lse = saved[LSE] ? peri__data(saved[LSE]) : NULL, .q = peri__data(q),
                                    .k = peri__data(saved[K]), .v = peri__data(v), .offsets = offsets_of(&m), .targets = targets_of(&m),
                                    .rows = q->shape[0], .sequences = m.sequences, .heads = q->shape[1], .dim = q->shape[2],
                                    .v_dim = v->shape[2], .q_stride = row_stride(q), .k_stride = row_stride(saved[K]),
-                                   .v_stride = row_stride(v), .window = integer[2], .alpha = number[0], .scale = number[1],
-                                   .dtype = q->dtype, .form = (int32_t)integer[3], .causal = integer[4]};
+                                   .v_stride = row_stride(v), .window = kept[KEPT_WINDOW], .alpha = number[0], .scale = number[1],
+                                   .dtype = q->dtype, .form = (int32_t)kept[KEPT_FORM], .causal = kept[KEPT_CAUSAL]};
 }
 
-/** saved: see arguments. integer: sequences, targets, window, form, causal. number: alpha, scale. */
+/** saved, kept: see arguments. number: alpha, scale. */
 static peri_status attention_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
-    peri_k_attention_args a = arguments(node->saved, node->integer, node->number);
+    peri_k_attention_args a = arguments(node->saved, node->kept, node->number);
     peri_tensor *g = NULL, *delta = NULL, *grad[3] = {NULL};
     int64_t items = a.heads * a.rows;
     peri_device *device = peri__device(node->saved[Q]);
@@ -186,19 +188,20 @@ static peri_status compute(peri_tensor *const *in, const peri_attention_args *ar
     PERI_TRY(check_operands(in));
     PERI_TRY(check_marks(name, args->seq_offsets, args->num_targets, in[Q]));
     PERI_TRY(marks_init(name, &m, args->seq_offsets, args->num_targets, shape[0], args->max_seq_len));
-    const int64_t integer[] = {m.sequences, m.targets, args->max_attn_len, args->form, args->causal};
+    const int64_t kept[] = {[KEPT_SEQUENCES] = m.sequences, [KEPT_TARGETS] = m.targets, [KEPT_WINDOW] = args->max_attn_len,
+                            [KEPT_FORM] = args->form, [KEPT_CAUSAL] = args->causal};
     peri_status status;
     saved[MARKS] = m.t;
     for (int32_t i = Q; i <= V; i++) PERI_TRY_GOTO(rows_in_place(in[i], &saved[i]), out);
     PERI_TRY_GOTO(peri__tensor_like(in[V], 3, shape, &saved[OUT]), out);
     if (softmax) PERI_TRY_GOTO(peri__tensor_like(in[V], 1, &items, &saved[LSE]), out);
-    peri_k_attention_args a = arguments(saved, integer, number);
+    peri_k_attention_args a = arguments(saved, kept, number);
     PERI_TRY_GOTO(PERI_LAUNCH(peri__device(in[Q]), attention, &a, items, grain(&a)), out);
     PERI_TRY_GOTO(peri__attach(&attention_vtab, in, 3, &saved[OUT], 1, &node), out);
     if (node) {
         for (int32_t i = 0; i < PERI_NODE_SAVED; i++)
             if (saved[i] && i != OUT) peri__node_save(node, i, saved[i]);
-        memcpy(node->integer, integer, sizeof integer);
+        memcpy(node->kept, kept, sizeof kept);
         memcpy(node->number, number, sizeof number);
         PERI_TRY_GOTO(peri__node_save_output(node, OUT, saved[OUT]), out);
     }

@@ -89,24 +89,28 @@ static int64_t dense_rows(const tree *t)
     return n;
 }
 
-/** saved: offsets by level. integer: levels, rows of the values, largest sizes. */
+/** Largest sizes of all levels stand from KEPT_MAX on; rows are those of the values. */
+enum { KEPT_LEVELS, KEPT_ROWS, KEPT_MAX };
+_Static_assert(KEPT_MAX + PERI_MAX_LEVELS <= PERI_NODE_KEPT, "the largest sizes fit");
+
+/** saved: offsets by level. */
 static void remember(peri__node *node, const tree *t)
 {
-    node->integer[0] = t->levels;
-    node->integer[1] = t->rows;
+    node->kept[KEPT_LEVELS] = t->levels;
+    node->kept[KEPT_ROWS] = t->rows;
     for (int32_t l = 0; l < t->levels; l++) {
         peri__node_save(node, l, t->offsets[l]);
-        node->integer[2 + l] = t->max[l];
+        node->kept[KEPT_MAX + l] = t->max[l];
     }
 }
 
 static tree remembered(const peri__node *node)
 {
-    tree t = {.levels = (int32_t)node->integer[0], .rows = node->integer[1]};
+    tree t = {.levels = (int32_t)node->kept[KEPT_LEVELS], .rows = node->kept[KEPT_ROWS]};
     for (int32_t l = 0; l < t.levels; l++) {
         t.offsets[l] = node->saved[l];
         t.bags[l] = t.offsets[l]->shape[0] - 1;
-        t.max[l] = node->integer[2 + l];
+        t.max[l] = node->kept[KEPT_MAX + l];
     }
     return t;
 }

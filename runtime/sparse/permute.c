@@ -15,13 +15,14 @@ typedef struct moves {
     int64_t parts, n, rows;          /* segments of the source and of the result; rows of the result */
 } moves;
 
-/** saved: permute, and with segments of several rows their bounds. integer: segments and rows of the source. */
+/** saved: permute, and with segments of several rows their bounds. */
 enum { SAVED_PERMUTE, SAVED_IN, SAVED_OUT };
+enum { KEPT_SEGMENTS, KEPT_ROWS }; /* of the source */
 
 /** The gradient of each row of the source: the sum of those of its copies, in the order of the result. */
 static peri_status move_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
-    int64_t parts = node->integer[0], rows = node->integer[1];
+    int64_t parts = node->kept[KEPT_SEGMENTS], rows = node->kept[KEPT_ROWS];
     peri_tensor **saved = node->saved, *flat = NULL, *grad = NULL, *list = NULL, *first = NULL;
     peri_status status;
     PERI_TRY_GOTO(peri_tensor_contiguous(grad_out[0], &flat), out);
@@ -105,8 +106,8 @@ static peri_status move(const moves *m, peri_tensor *src, peri_tensor **out)
         peri__node *node;
         status = peri__record(&move_vtab, &src, 1, &result, 1, &node);
         if (status >= 0) {
-            node->integer[0] = m->permute ? m->parts : src->shape[0];
-            node->integer[1] = src->shape[0];
+            node->kept[KEPT_SEGMENTS] = m->permute ? m->parts : src->shape[0];
+            node->kept[KEPT_ROWS] = src->shape[0];
             status = save_moves(m, node);
         }
     }

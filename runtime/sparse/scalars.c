@@ -15,7 +15,7 @@ enum { KEPT_TASKS, KEPT_WIDTH, KEPT_TABLES, KEPT_BATCH };
 
 static peri_status unary_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
-    const int64_t *kept = node->integer;
+    const int64_t *kept = node->kept;
     int64_t shape[2] = {kept[KEPT_TASKS], kept[KEPT_WIDTH]};
     peri_tensor *flat = NULL, *grad = NULL, *list = NULL, *first = NULL;
     peri_status status;
@@ -89,10 +89,10 @@ peri_status peri_sparse_batched_unary(peri_tensor *weight, peri_tensor *table_of
         PERI_TRY_GOTO(peri__record(&unary_vtab, &src, 1, &sums, 1, &node), out);
         peri__node_save(node, SAVED_ROWS, rows);
         peri__node_save(node, SAVED_BAGS, bag);
-        node->integer[KEPT_TASKS] = shape[0];
-        node->integer[KEPT_WIDTH] = src->shape[1];
-        node->integer[KEPT_TABLES] = tables;
-        node->integer[KEPT_BATCH] = batch;
+        node->kept[KEPT_TASKS] = shape[0];
+        node->kept[KEPT_WIDTH] = src->shape[1];
+        node->kept[KEPT_TABLES] = tables;
+        node->kept[KEPT_BATCH] = batch;
     }
     *out = sums;
     sums = NULL;

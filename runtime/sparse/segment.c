@@ -10,18 +10,20 @@ static int64_t grain(int64_t segments, int64_t n)
     return peri__max(1, segments * PERI_INT_GRAIN / peri__max(1, peri__max(n, segments)));
 }
 
-/** saved[0]: offsets. integer: step, elements of values. */
+enum { KEPT_STEP, KEPT_ELEMENTS }; /* elements: of values */
+
+/** saved[0]: offsets. */
 static peri_status sum_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
     const peri_tensor *offsets = node->saved[0];
-    int64_t n = node->integer[1], segments = offsets->shape[0] - 1;
+    int64_t n = node->kept[KEPT_ELEMENTS], segments = offsets->shape[0] - 1;
     peri_tensor *flat, *grad = NULL;
     PERI_TRY(peri_tensor_contiguous(grad_out[0], &flat));
     peri_status status;
     PERI_TRY_GOTO(peri__tensor_like(flat, 1, &n, &grad), out);
     if (segments == 0) PERI_TRY_GOTO(peri__tensor_zero(grad), out);
     peri_k_segment_spread_args args = {.out = peri__data(grad), .grad = peri__data(flat), .offsets = peri__data(offsets),
-                                       .step = node->integer[0], .segments = segments, .n = n, .dtype = flat->dtype,
+                                       .step = node->kept[KEPT_STEP], .segments = segments, .n = n, .dtype = flat->dtype,
                                        .offsets_dtype = offsets->dtype};
     PERI_TRY_GOTO(PERI_LAUNCH(peri__device(flat), segment_spread, &args, segments, grain(segments, n)), out);
     grad_in[0] = grad;
@@ -67,8 +69,8 @@ peri_status peri_sparse_segment_sum(peri_tensor *values, peri_tensor *offsets, i
     if (peri__differentiable(flat)) {
         PERI_TRY_GOTO(peri__record(&sum_vtab, &flat, 1, &sums, 1, &node), out);
         peri__node_save(node, 0, ends);
-        node->integer[0] = step;
-        node->integer[1] = n;
+        node->kept[KEPT_STEP] = step;
+        node->kept[KEPT_ELEMENTS] = n;
     }
     *out = sums;
     sums = NULL;

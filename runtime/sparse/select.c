@@ -29,10 +29,12 @@ static peri_status check_mask(const char *f, const peri_tensor *values, const pe
     return PERI_OK;
 }
 
-/** saved: mask. integer: rows of the source. */
+enum { KEPT_SOURCE_ROWS }; /* of masked_select */
+
+/** saved: mask. */
 static peri_status masked_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
-    int64_t n = node->integer[0];
+    int64_t n = node->kept[KEPT_SOURCE_ROWS];
     peri_tensor *flat = NULL, *grad = NULL;
     peri_status status;
     PERI_TRY_GOTO(peri_tensor_contiguous(grad_out[0], &flat), out);
@@ -68,7 +70,7 @@ peri_status peri__rows_masked(peri_tensor *src, peri_tensor *mask, peri_tensor *
     if (peri__differentiable(src)) {
         PERI_TRY_GOTO(peri__record(&masked_vtab, &src, 1, &kept, 1, &node), out);
         peri__node_save(node, 0, mask);
-        node->integer[0] = n;
+        node->kept[KEPT_SOURCE_ROWS] = n;
     }
     *rows = kept;
     kept = NULL;
@@ -217,15 +219,15 @@ static peri_status check_inputs(const char *f, const matrices *m, const peri_ten
 
 static peri_status select_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
-    int64_t rows = node->integer[KEPT_ROWS], elements = node->integer[KEPT_ELEMENTS];
+    int64_t rows = node->kept[KEPT_ROWS], elements = node->kept[KEPT_ELEMENTS];
     peri_tensor *flat = NULL, *grad = NULL, *list = NULL, *first = NULL;
     peri_status status;
     PERI_TRY_GOTO(peri_tensor_contiguous(grad_out[0], &flat), out);
     PERI_TRY_GOTO(peri__tensor_like(flat, 1, &elements, &grad), out);
     PERI_TRY_GOTO(peri__lists_of(node->saved[SAVED_ROWS], rows, &list, &first), out);
     peri_k_batch_select_args args = {.matrix = peri__data(grad), .result = peri__data(flat), .table = peri__data(node->saved[SAVED_TABLE]),
-                                     .list = peri__data(list), .list_offsets = peri__data(first), .matrices = node->integer[KEPT_MATRICES],
-                                     .pitch = node->integer[KEPT_PITCH], .element = peri_dtype_size(flat->dtype)};
+                                     .list = peri__data(list), .list_offsets = peri__data(first), .matrices = node->kept[KEPT_MATRICES],
+                                     .pitch = node->kept[KEPT_PITCH], .element = peri_dtype_size(flat->dtype)};
     int64_t width = elements / peri__max(rows, 1) * args.element;
     PERI_TRY_GOTO(PERI_LAUNCH(peri__device(flat), batch_select_sum, &args, rows, peri__row_grain(width)), out);
     grad_in[0] = grad;
@@ -257,10 +259,10 @@ static peri_status select_rows(const matrices *m, peri_tensor *src, peri_tensor 
         if (status >= 0) {
             peri__node_save(node, SAVED_TABLE, table);
             peri__node_save(node, SAVED_ROWS, rows);
-            node->integer[KEPT_MATRICES] = m->n;
-            node->integer[KEPT_PITCH] = m->pitch;
-            node->integer[KEPT_ROWS] = ends[PERI_SELECT_ROW];
-            node->integer[KEPT_ELEMENTS] = ends[PERI_SELECT_FROM];
+            node->kept[KEPT_MATRICES] = m->n;
+            node->kept[KEPT_PITCH] = m->pitch;
+            node->kept[KEPT_ROWS] = ends[PERI_SELECT_ROW];
+            node->kept[KEPT_ELEMENTS] = ends[PERI_SELECT_FROM];
         }
     }
     if (status < 0) peri_tensor_release(result);

@@ -4,13 +4,15 @@
  */
 #include "internal.h"
 
-/** What has become of a hook in this pass: integer[1]. integer[0] is its id. */
+enum { KEPT_ID, KEPT_REACHED };
+
+/** What has become of a hook in this pass: KEPT_REACHED. */
 enum { AHEAD = 0, REACHED = 1, ASKED = 2 };
 
 static peri_status hook_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
-    if (node->integer[1] == AHEAD) {
-        node->integer[1] = REACHED;
+    if (node->kept[KEPT_REACHED] == AHEAD) {
+        node->kept[KEPT_REACHED] = REACHED;
         return PERI_PENDING;
     }
     if (grad_out[0]) peri_tensor_retain(grad_out[0]);
@@ -34,14 +36,14 @@ peri_status peri_tensor_hooked(peri_tensor *t, int64_t id, peri_tensor **out)
         peri_tensor_release(view);
         return status;
     }
-    if (node) node->integer[0] = id;
+    if (node) node->kept[KEPT_ID] = id;
     *out = view;
     return PERI_OK;
 }
 
 int64_t peri__hook_ask(peri__node *node)
 {
-    if (!(node->vtab->acts & PERI__CALLS) || node->integer[1] != REACHED) return 0;
-    node->integer[1] = ASKED;
-    return node->integer[0];
+    if (!(node->vtab->acts & PERI__CALLS) || node->kept[KEPT_REACHED] != REACHED) return 0;
+    node->kept[KEPT_REACHED] = ASKED;
+    return node->kept[KEPT_ID];
 }

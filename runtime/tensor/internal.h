@@ -231,7 +231,7 @@ typedef struct peri__node_vtab {
     void (*fini)(peri__node *node);
 } peri__node_vtab;
 
-enum { PERI_NODE_SAVED = 6 };
+enum { PERI_NODE_SAVED = 6, PERI_NODE_KEPT = 2 + PERI_MAX_DIMS };
 
 /** Where the gradient of an input goes: output number `output` of `node`, or `leaf` (both retained); neither: nowhere. */
 typedef struct peri__edge {
@@ -239,6 +239,19 @@ typedef struct peri__edge {
     int32_t output;
     peri_tensor *leaf;
 } peri__edge;
+
+/** The shape of a tensor that need not stay. */
+typedef struct peri__shape {
+    int32_t ndim;
+    int64_t size[PERI_MAX_DIMS];
+} peri__shape;
+
+static inline peri__shape peri__shape_of(const peri_tensor *t)
+{
+    peri__shape shape = {.ndim = t->ndim};
+    for (int32_t d = 0; d < t->ndim; d++) shape.size[d] = t->shape[d];
+    return shape;
+}
 
 /** One recorded operation. Nodes are ordered by `sequence`, which grows with every recording of the process; a backward pass visits
  *  each after all that use its outputs, in the order that backward.c says. */
@@ -252,7 +265,8 @@ struct peri__node {
     uint64_t version[PERI_NODE_SAVED];   /* of their storages when they were saved */
     const char *name;                    /* for messages: the vtab's, or more exactly the function's */
     double number[8]; /* parameters of the operation */
-    int64_t integer[4 * PERI_MAX_DIMS];
+    int64_t kept[PERI_NODE_KEPT]; /* whole numbers that backward needs, by the KEPT_* that the operation's file gives them */
+    peri__shape shape[2];         /* shapes that it needs without the tensors */
     void *state; /* for vtab->fini */
     peri__ending *ending; /* what ends a pass that reaches this node (retained), or NULL */
     /* During a backward pass: */

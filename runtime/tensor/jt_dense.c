@@ -24,20 +24,22 @@ static bool differentiable(peri_tensor *t)
     return (t->dtype == PERI_F32 || t->dtype == PERI_F64) && peri__recording(&t, 1);
 }
 
-/** saved[0]: offsets; integer[0]: rows of the values. */
+enum { KEPT_SIZE }; /* what the gradient needs: of the way to padded rows the rows of the values, of the way back the padded columns */
+
+/** saved[0]: offsets. */
 static peri_status to_padded_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
-    return peri__from_padded(grad_out[0], node->saved[0], node->integer[0], &grad_in[0]);
+    return peri__from_padded(grad_out[0], node->saved[0], node->kept[KEPT_SIZE], &grad_in[0]);
 }
 
 static const peri__node_vtab to_padded_vtab = {.name = "jagged_to_padded", .backward = to_padded_backward};
 
-/** saved[0]: offsets; integer[0]: columns of the padded rows. */
+/** saved[0]: offsets. */
 static peri_status from_padded_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
     peri_tensor *flat;
     PERI_TRY(peri_tensor_contiguous(grad_out[0], &flat));
-    peri_status status = peri__to_padded(flat, node->saved[0], node->integer[0], 0, &grad_in[0]);
+    peri_status status = peri__to_padded(flat, node->saved[0], node->kept[KEPT_SIZE], 0, &grad_in[0]);
     peri_tensor_release(flat);
     return status;
 }
@@ -50,7 +52,7 @@ static peri_status record(const peri__node_vtab *vtab, peri_tensor *in, peri_ten
     peri__node *node;
     PERI_TRY(peri__record(vtab, &in, 1, &out, 1, &node));
     peri__node_save(node, 0, offsets);
-    node->integer[0] = number;
+    node->kept[KEPT_SIZE] = number;
     return PERI_OK;
 }
 

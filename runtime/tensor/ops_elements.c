@@ -135,14 +135,14 @@ peri_status peri__where(const char *function, peri_tensor *condition, peri_tenso
     return status;
 }
 
-/** saved: the condition. integer: a's and b's ndim and shape. */
+/** saved: the condition; shape: a's, b's. */
 static peri_status where_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
     for (int32_t i = 0; i < 2; i++) {
         if (!peri__needs(node, i)) continue;
         peri_tensor *full, *g = grad_out[0];
         PERI_TRY(peri__where("where backward", node->saved[0], i ? NULL : g, i ? g : NULL, &full));
-        peri_status status = peri__sum_to(full, (int32_t)node->integer[i], node->integer + 2 + i * PERI_MAX_DIMS, &grad_in[i]);
+        peri_status status = peri__sum_to(full, node->shape[i].ndim, node->shape[i].size, &grad_in[i]);
         peri_tensor_release(full);
         PERI_TRY(status);
     }
@@ -161,8 +161,7 @@ static peri_status where_alike(const char *function, peri_tensor *condition, per
     if (status >= 0 && node) {
         peri__node_save(node, 0, condition);
         for (int32_t i = 0; i < 2; i++) {
-            node->integer[i] = in[i]->ndim;
-            memcpy(node->integer + 2 + i * PERI_MAX_DIMS, in[i]->shape, sizeof in[i]->shape);
+            node->shape[i] = peri__shape_of(in[i]);
         }
     }
     if (status < 0) peri_tensor_release(y);
@@ -199,16 +198,18 @@ static peri_status take_add(peri_tensor *dst, const peri_tensor *src, const peri
     return PERI_LAUNCH(peri__device(dst), take_add, &k, lines, peri__ceil_div(PERI_ELEMENT_GRAIN, peri__max(n, 1)));
 }
 
-/** saved: the index. integer: dim, then x's ndim and shape. */
+enum { KEPT_DIM };
+
+/** saved: the index; shape: x's. */
 static peri_status gather_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
     const int32_t dtype = grad_out[0]->dtype;
     peri_tensor *g, *sum = NULL;
     peri_status status;
     PERI_TRY(peri__cast(grad_out[0], peri__is_16(dtype) ? PERI_F32 : dtype, &g));
-    PERI_TRY_GOTO(peri__tensor_like(g, (int32_t)node->integer[1], node->integer + 2, &sum), out);
+    PERI_TRY_GOTO(peri__tensor_like(g, node->shape[0].ndim, node->shape[0].size, &sum), out);
     PERI_TRY_GOTO(peri__tensor_zero(sum), out);
-    PERI_TRY_GOTO(take_add(sum, g, node->saved[0], (int32_t)node->integer[0]), out);
+    PERI_TRY_GOTO(take_add(sum, g, node->saved[0], (int32_t)node->kept[KEPT_DIM]), out);
     status = peri__cast(sum, dtype, &grad_in[0]);
 out:
     peri_tensor_release(g);
@@ -275,9 +276,8 @@ static peri_status gather(const char *function, peri_tensor *x, int32_t dim, per
     PERI_TRY_GOTO(peri__attach(&gather_vtab, &x, 1, &y, 1, &node), out);
     if (node) {
         peri__node_save(node, 0, places);
-        node->integer[0] = dim;
-        node->integer[1] = x->ndim;
-        memcpy(node->integer + 2, x->shape, sizeof x->shape);
+        node->kept[KEPT_DIM] = dim;
+        node->shape[0] = peri__shape_of(x);
     }
 out:
     peri_tensor_release(wide);
@@ -324,9 +324,8 @@ static peri_status sort_lines(const char *function, peri_tensor *x, bool descend
     PERI_TRY_GOTO(peri__attach(&sort_vtab, &x, 1, &value, 1, &node), out);
     if (node) {
         peri__node_save(node, 0, index);
-        node->integer[0] = d;
-        node->integer[1] = x->ndim;
-        memcpy(node->integer + 2, x->shape, sizeof x->shape);
+        node->kept[KEPT_DIM] = d;
+        node->shape[0] = peri__shape_of(x);
     }
 out:
     peri_tensor_release(flat);

@@ -11,10 +11,12 @@
 
 static bool reads_saved(int32_t op) { return op != PERI_UNARY_IDENTITY && op != PERI_UNARY_AFFINE; }
 
-/** saved[0]: y or x, as the function wants; integer: op; number: a, b. */
+enum { KEPT_OP };
+
+/** saved[0]: y or x, as the function wants; number: a, b. */
 static peri_status unary_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
-    int32_t op = (int32_t)node->integer[0];
+    int32_t op = (int32_t)node->kept[KEPT_OP];
     peri_tensor *dy = NULL, *saved = NULL, *dx = NULL;
     bool own = peri__exclusive(grad_out[0]);
     peri_status status;
@@ -45,7 +47,7 @@ static peri_status unary_wide(const char *function, int32_t op, peri_tensor *x, 
     peri_status status = peri__attach(&unary_vtab, &x, 1, &y, 1, &node);
     if (status >= 0 && node) {
         node->name = function;
-        node->integer[0] = op;
+        node->kept[KEPT_OP] = op;
         node->number[0] = a;
         node->number[1] = b;
         if (op <= PERI_UNARY_FROM_OUTPUT) status = peri__node_save_output(node, 0, y);
@@ -127,15 +129,14 @@ out:
     return status;
 }
 
-/** saved: a, b, and for a quotient y. integer: op, then a's and b's ndim and shape. */
+/** saved: a, b, and for a quotient y; shape: a's, b's. */
 static peri_status binary_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
     static const char *const function = "binary backward";
-    int32_t op = (int32_t)node->integer[0];
+    int32_t op = (int32_t)node->kept[KEPT_OP];
     peri_tensor *g = grad_out[0];
     for (int32_t i = 0; i < 2; i++) {
         if (!peri__needs(node, i)) continue;
-        const int64_t *shape = node->integer + 3 + i * PERI_MAX_DIMS;
         peri_tensor *full = NULL, *part = NULL;
         peri_status status = PERI_OK;
         if (op == PERI_BINARY_ADD || (op == PERI_BINARY_SUB && i == 0)) {
@@ -157,7 +158,7 @@ static peri_status binary_backward(peri__node *node, peri_tensor *const *grad_ou
             peri_tensor_release(product);
             peri_tensor_release(quotient);
         }
-        if (status >= 0) status = peri__sum_to(full, (int32_t)node->integer[1 + i], shape, &part);
+        if (status >= 0) status = peri__sum_to(full, node->shape[i].ndim, node->shape[i].size, &part);
         peri_tensor_release(full);
         PERI_TRY(status);
         grad_in[i] = part;
@@ -177,11 +178,8 @@ static peri_status binary_wide(const char *function, int32_t op, peri_tensor *a,
     peri_status status = peri__attach(&binary_vtab, in, 2, &y, 1, &node);
     if (status >= 0 && node) {
         node->name = function;
-        node->integer[0] = op;
-        for (int32_t i = 0; i < 2; i++) {
-            node->integer[1 + i] = in[i]->ndim;
-            memcpy(node->integer + 3 + i * PERI_MAX_DIMS, in[i]->shape, sizeof in[i]->shape);
-        }
+        node->kept[KEPT_OP] = op;
+        for (int32_t i = 0; i < 2; i++) node->shape[i] = peri__shape_of(in[i]);
         const bool extreme = op == PERI_BINARY_MAX || op == PERI_BINARY_MIN;
         if ((op == PERI_BINARY_MUL && b->requires_grad) || extreme) peri__node_save(node, 0, a);
         if ((op == PERI_BINARY_MUL && a->requires_grad) || op == PERI_BINARY_DIV || extreme) peri__node_save(node, 1, b);
@@ -267,10 +265,9 @@ peri_status peri_op_muladd(peri_tensor *a, peri_tensor *b, peri_tensor *c, peri_
 
 /* -- expand -------------------------------------------------------------------------------------------------------------------- */
 
-/** integer: the input's ndim and shape. */
 static peri_status expand_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
-    return peri__sum_to(grad_out[0], (int32_t)node->integer[0], node->integer + 1, &grad_in[0]);
+    return peri__sum_to(grad_out[0], node->shape[0].ndim, node->shape[0].size, &grad_in[0]);
 }
 
 static const peri__node_vtab expand_vtab = {.name = "expand", .backward = expand_backward};
@@ -292,10 +289,7 @@ peri_status peri_tensor_expand(peri_tensor *t, int32_t ndim, const int64_t *shap
         peri_tensor_release(view);
         return status;
     }
-    if (node) {
-        node->integer[0] = t->ndim;
-        memcpy(node->integer + 1, t->shape, sizeof t->shape);
-    }
+    if (node) node->shape[0] = peri__shape_of(t);
     *out = view;
     return PERI_OK;
 }

@@ -16,7 +16,9 @@ static peri_status window(peri_tensor *t, int32_t dim, int64_t start, int64_t si
     return peri__tensor_view(t, t->ndim, shape, t->stride, t->offset + start * t->stride[dim], out);
 }
 
-/** integer[0]: dim. state: the inputs' sizes along it, and then their dtypes. */
+enum { KEPT_DIM };
+
+/** state: the inputs' sizes along the dimension, and then their dtypes. */
 static peri_status cat_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
     const int64_t *size = node->state, *dtype = size + node->n_in;
@@ -24,7 +26,7 @@ static peri_status cat_backward(peri__node *node, peri_tensor *const *grad_out, 
     for (int32_t i = 0; i < node->n_in; start += size[i++]) {
         peri_tensor *part;
         if (!peri__needs(node, i)) continue;
-        PERI_TRY(window(grad_out[0], (int32_t)node->integer[0], start, size[i], &part));
+        PERI_TRY(window(grad_out[0], (int32_t)node->kept[KEPT_DIM], start, size[i], &part));
         peri_status status = peri__cast(part, (int32_t)dtype[i], &grad_in[i]);
         peri_tensor_release(part);
         PERI_TRY(status);
@@ -109,7 +111,7 @@ static peri_status cat(const char *function, peri_tensor *const *tensors, int32_
     }
     if (node) {
         for (int32_t i = 0; i < n; i++) sizes[i] = tensors[i]->shape[dim], sizes[n + i] = tensors[i]->dtype;
-        node->integer[0] = dim;
+        node->kept[KEPT_DIM] = dim;
         node->state = sizes;
     }
     *out = y;
@@ -155,11 +157,11 @@ peri_status peri_op_stack(peri_tensor *const *tensors, int32_t n, int32_t dim, p
 
 /* -- cutting ----------------------------------------------------------------------------------------------------------------------- */
 
-/** integer[0]: dim. state: the parts' sizes along it. Parts without a gradient count as zeros. */
+/** state: the parts' sizes along the dimension. Parts without a gradient count as zeros. */
 static peri_status split_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
     const int64_t *size = node->state;
-    const int32_t dim = (int32_t)node->integer[0];
+    const int32_t dim = (int32_t)node->kept[KEPT_DIM];
     const peri_tensor *any = NULL;
     int64_t shape[PERI_MAX_DIMS], start = 0;
     for (int32_t i = 0; i < node->n_out && !any; i++) any = grad_out[i];
@@ -212,7 +214,7 @@ static peri_status record_split(peri_tensor *x, const int64_t *sizes, int32_t n,
         peri__free(copy);
         return status;
     }
-    node->integer[0] = dim;
+    node->kept[KEPT_DIM] = dim;
     node->state = copy;
     return PERI_OK;
 }

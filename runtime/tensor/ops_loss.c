@@ -34,11 +34,13 @@ static double gradient_scale(int32_t reduction, int64_t n) { return reduction ==
 
 /* -- losses of elements ----------------------------------------------------------------------------------------------------------- */
 
-/** saved: x, target, weight, pos_weight, contiguous and of one shape. integer: kind, reduction. */
+enum { KEPT_REDUCTION, KEPT_KIND };
+
+/** saved: x, target, weight, pos_weight, contiguous and of one shape. */
 static peri_status loss_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
     peri_tensor *const *saved = node->saved;
-    int32_t reduction = (int32_t)node->integer[1];
+    int32_t reduction = (int32_t)node->kept[KEPT_REDUCTION];
     int64_t n = peri__numel(saved[0]);
     peri_tensor *g, *dx = NULL;
     peri_status status;
@@ -46,7 +48,7 @@ static peri_status loss_backward(peri__node *node, peri_tensor *const *grad_out,
     PERI_TRY_GOTO(peri__tensor_like(saved[0], saved[0]->ndim, saved[0]->shape, &dx), out);
     peri_k_loss_grad_args args = {.dx = peri__data(dx), .g = peri__data(g), .x = peri__data(saved[0]), .t = peri__data(saved[1]),
                                   .weight = saved[2] ? peri__data(saved[2]) : NULL, .pos_weight = saved[3] ? peri__data(saved[3]) : NULL,
-                                  .dtype = dx->dtype, .kind = (int32_t)node->integer[0], .g_stride = reduction == PERI_REDUCTION_NONE,
+                                  .dtype = dx->dtype, .kind = (int32_t)node->kept[KEPT_KIND], .g_stride = reduction == PERI_REDUCTION_NONE,
                                   .scale = gradient_scale(reduction, n)};
     status = PERI_LAUNCH(peri__device(dx), loss_grad, &args, n, 1 << 12);
 out:
@@ -131,8 +133,8 @@ static peri_status loss_wide(const char *function, int32_t kind, peri_tensor *x,
         for (int32_t i = 0; i < 4 && status >= 0; i++)
             if (saved[i]) status = peri__node_save_output(node, i, saved[i]);
         node->name = function;
-        node->integer[0] = kind;
-        node->integer[1] = reduction;
+        node->kept[KEPT_KIND] = kind;
+        node->kept[KEPT_REDUCTION] = reduction;
     }
 out:
     for (int32_t i = 0; i < 4; i++) peri_tensor_release(saved[i]);
@@ -168,11 +170,11 @@ peri_status peri_op_mse(peri_tensor *x, peri_tensor *target, int32_t reduction, 
 
 /* -- cross entropy ------------------------------------------------------------------------------------------------------------------ */
 
-/** saved: x, labels, lse, contiguous. integer: reduction. */
+/** saved: x, labels, lse, contiguous. */
 static peri_status cross_entropy_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
     peri_tensor *x = node->saved[0], *g, *dx = NULL;
-    int32_t reduction = (int32_t)node->integer[0];
+    int32_t reduction = (int32_t)node->kept[KEPT_REDUCTION];
     peri_status status;
     PERI_TRY(peri__contiguous_of(grad_out[0], &g));
     PERI_TRY_GOTO(peri__tensor_like(x, 2, x->shape, &dx), out);
@@ -235,7 +237,7 @@ static peri_status cross_entropy(peri_tensor *x, peri_tensor *labels, int32_t re
     PERI_TRY_GOTO(peri__attach(&cross_entropy_vtab, &x, 1, &loss, 1, &node), out);
     if (node) {
         for (int32_t i = 0; i < 3 && status >= 0; i++) status = peri__node_save_output(node, i, saved[i]);
-        node->integer[0] = reduction;
+        node->kept[KEPT_REDUCTION] = reduction;
     }
 out:
     for (int32_t i = 0; i < 3; i++) peri_tensor_release(saved[i]);

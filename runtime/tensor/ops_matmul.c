@@ -206,15 +206,13 @@ out:
     return status;
 }
 
-/** What a node of linear keeps in `integer`. */
-enum { LINEAR_ACT = 0, LINEAR_NDIM = 1, LINEAR_SHAPE = 2, LINEAR_DTYPES = 2 + PERI_MAX_DIMS };
+enum { KEPT_ACT, KEPT_DTYPES }; /* of linear; dtypes: of its three inputs */
 
-/** saved: x and weight as they were multiplied, y (if f has a derivative). Inputs: x, weight, bias. integer: LINEAR_*, the dtypes those of
- *  the inputs. */
+/** saved: x and weight as they were multiplied, y (if f has a derivative); shape: x's. Inputs: x, weight, bias. */
 static peri_status linear_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
-    int32_t act = (int32_t)node->integer[LINEAR_ACT], ndim = (int32_t)node->integer[LINEAR_NDIM], dtypes[3];
-    for (int i = 0; i < 3; i++) dtypes[i] = (int32_t)node->integer[LINEAR_DTYPES + i];
+    int32_t act = (int32_t)node->kept[KEPT_ACT], dtypes[3];
+    for (int i = 0; i < 3; i++) dtypes[i] = (int32_t)node->kept[KEPT_DTYPES + i];
     peri_tensor *g = NULL, *dz = NULL, *x = NULL;
     matrices mz = {0}, mx = {0}, mw = {0};
     bool own = peri__exclusive(grad_out[0]);
@@ -230,7 +228,7 @@ static peri_status linear_backward(peri__node *node, peri_tensor *const *grad_ou
     }
     if (peri__needs(node, 0)) {
         PERI_TRY_GOTO(matrices_of(node->saved[1], &mw), out);
-        PERI_TRY_GOTO(peri_tensor_new(peri__device(dz), dtypes[0], ndim, node->integer + LINEAR_SHAPE, &grad_in[0]), out);
+        PERI_TRY_GOTO(peri_tensor_new(peri__device(dz), dtypes[0], node->shape[0].ndim, node->shape[0].size, &grad_in[0]), out);
         status = product(grad_in[0], &mz, false, &mw, false);
     }
 out:
@@ -356,10 +354,9 @@ peri_status peri_op_linear(peri_tensor *x, peri_tensor *weight, peri_tensor *bia
     PERI_TRY_GOTO(linear_forward(&mx, &mw, flat, act, y), out);
     PERI_TRY_GOTO(peri__attach(&linear_vtab, in, 3, &y, 1, &node), out);
     if (node) {
-        node->integer[LINEAR_ACT] = act;
-        node->integer[LINEAR_NDIM] = x->ndim;
-        memcpy(node->integer + LINEAR_SHAPE, x->shape, sizeof x->shape);
-        for (int32_t i = 0; i < 3; i++) node->integer[LINEAR_DTYPES + i] = in[i] ? in[i]->dtype : -1;
+        node->kept[KEPT_ACT] = act;
+        node->shape[0] = peri__shape_of(x);
+        for (int32_t i = 0; i < 3; i++) node->kept[KEPT_DTYPES + i] = in[i] ? in[i]->dtype : -1;
         for (int32_t i = 0; i < 2; i++) peri__node_save(node, i, cast[i]);
         if (act != PERI_UNARY_IDENTITY) status = peri__node_save_output(node, 2, y);
     }

@@ -10,17 +10,20 @@
 
 /* -- softmax ------------------------------------------------------------------------------------------------------------------- */
 
-/** saved: y. integer: dim, log. */
+enum { KEPT_DIM, KEPT_LOG }; /* of softmax */
+enum { KEPT_COLS };          /* of layer norm */
+
+/** saved: y. */
 static peri_status softmax_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
     peri_tensor *y = node->saved[0], *g, *dx = NULL;
     int64_t outer, n, inner;
-    peri__around(y, (int32_t)node->integer[0], &outer, &n, &inner);
+    peri__around(y, (int32_t)node->kept[KEPT_DIM], &outer, &n, &inner);
     peri_status status;
     PERI_TRY(peri__contiguous_of(grad_out[0], &g));
     PERI_TRY_GOTO(peri__tensor_like(y, y->ndim, y->shape, &dx), out);
     peri_k_softmax_grad_args args = {.dx = peri__data(dx), .dy = peri__data(g), .y = peri__data(y), .dtype = y->dtype,
-                                     .log = node->integer[1], .n = n, .inner = inner};
+                                     .log = node->kept[KEPT_LOG], .n = n, .inner = inner};
     status = PERI_LAUNCH(peri__device(y), softmax_grad, &args, outer * inner, peri__ceil_div(PERI_ELEMENT_GRAIN, 8 * peri__max(n, 1)));
 out:
     peri_tensor_release(g);
@@ -49,8 +52,8 @@ static peri_status softmax_wide(const char *function, peri_tensor *x, int32_t di
     PERI_TRY_GOTO(PERI_LAUNCH(peri__device(x), softmax, &args, outer * inner, grain), out);
     PERI_TRY_GOTO(peri__attach(&softmax_vtab, &x, 1, &y, 1, &node), out);
     if (node) {
-        node->integer[0] = d;
-        node->integer[1] = log;
+        node->kept[KEPT_DIM] = d;
+        node->kept[KEPT_LOG] = log;
         status = peri__node_save_output(node, 0, y);
     }
 out:
@@ -75,12 +78,12 @@ peri_status peri_op_log_softmax(peri_tensor *x, int32_t dim, peri_tensor **out)
 
 /* -- layer norm ---------------------------------------------------------------------------------------------------------------- */
 
-/** saved: x, mean, rstd, weight, bias (for its shape). Inputs: x, weight, bias. integer: cols. */
+/** saved: x, mean, rstd, weight, bias (for its shape). Inputs: x, weight, bias. */
 static peri_status layer_norm_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
     peri_tensor *const *saved = node->saved;
     peri_tensor *x = NULL, *g = NULL, *weight = NULL, *dx = NULL, *dweight = NULL, *dbias = NULL;
-    int64_t cols = node->integer[0], rows = peri__numel(saved[1]), blocks = peri__ceil_div(rows, PERI_SUM_ROWS);
+    int64_t cols = node->kept[KEPT_COLS], rows = peri__numel(saved[1]), blocks = peri__ceil_div(rows, PERI_SUM_ROWS);
     peri_status status;
     PERI_TRY_GOTO(peri__contiguous_of(saved[0], &x), out);
     PERI_TRY_GOTO(peri__contiguous_of(grad_out[0], &g), out);
@@ -151,7 +154,7 @@ static peri_status layer_norm(peri_tensor *x, int32_t dims, peri_tensor *weight,
     if (node) {
         peri_tensor *saved[5] = {x, mean, rstd, weight, bias};
         for (int32_t i = 0; i < 5; i++) peri__node_save(node, i, saved[i]);
-        node->integer[0] = cols;
+        node->kept[KEPT_COLS] = cols;
     }
 out:
     for (int32_t i = 0; i < 3; i++) peri_tensor_release(flat[i]);

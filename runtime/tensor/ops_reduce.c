@@ -10,12 +10,15 @@
 
 /* -- sum and mean ---------------------------------------------------------------------------------------------------------------- */
 
-/** The gradient is repeated. number: the scale; integer: the input's ndim and shape, the mask. */
+enum { KEPT_MASK }; /* of sums and of extremes over several dimensions: which */
+enum { KEPT_DIM };  /* of what goes along one */
+
+/** The gradient is repeated. number: the scale; shape: the input's. */
 static peri_status sum_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
-    int32_t ndim = (int32_t)node->integer[0];
-    const int64_t *shape = node->integer + 1;
-    uint32_t mask = (uint32_t)node->integer[1 + PERI_MAX_DIMS];
+    const int32_t ndim = node->shape[0].ndim;
+    const int64_t *shape = node->shape[0].size;
+    const uint32_t mask = (uint32_t)node->kept[KEPT_MASK];
     int64_t kept[PERI_MAX_DIMS];
     for (int32_t d = 0; d < ndim; d++) kept[d] = mask >> d & 1 ? 1 : shape[d];
     peri_tensor *g = NULL, *view = NULL;
@@ -75,9 +78,8 @@ static peri_status sum_wide(const char *function, peri_tensor *x, const int32_t 
     }
     if (node) {
         node->number[0] = scale;
-        node->integer[0] = x->ndim;
-        memcpy(node->integer + 1, x->shape, sizeof x->shape);
-        node->integer[1 + PERI_MAX_DIMS] = mask;
+        node->shape[0] = peri__shape_of(x);
+        node->kept[KEPT_MASK] = mask;
     }
     *out = y;
     return PERI_OK;
@@ -134,12 +136,12 @@ out:
     return status;
 }
 
-/** saved: the scale. integer: the ndim and shape of the sum, sizes of 1. */
+/** saved: the scale; shape: the sum's, sizes of 1. */
 static peri_status mean_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
     peri_tensor *g;
     PERI_TRY(peri__binary("mean_of backward", PERI_BINARY_MUL, grad_out[0], node->saved[0], &g));
-    peri_status status = peri__tensor_view(g, (int32_t)node->integer[0], node->integer + 1, NULL, g->offset, &grad_in[0]);
+    peri_status status = peri__tensor_view(g, node->shape[0].ndim, node->shape[0].size, NULL, g->offset, &grad_in[0]);
     peri_tensor_release(g);
     return status;
 }
@@ -172,8 +174,7 @@ peri_status peri_op_mean_of(peri_tensor *sum, peri_tensor *parts, double number,
     PERI_TRY_GOTO(peri__attach(&mean_vtab, &sum, 1, &value, 1, &node), out);
     if (node) {
         peri__node_save(node, 0, scale);
-        node->integer[0] = sum->ndim;
-        memcpy(node->integer + 1, sum->shape, sizeof sum->shape);
+        node->shape[0] = peri__shape_of(sum);
     }
 out:
     peri_tensor_release(scale);
@@ -184,15 +185,15 @@ out:
 
 /* -- max ----------------------------------------------------------------------------------------------------------------------- */
 
-/** saved: the places. integer: dim, then the input's ndim and shape. */
+/** saved: the places; shape: the input's. */
 static peri_status max_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
     peri_tensor *g, *dx = NULL;
     int64_t outer, n, inner;
     peri_status status;
     PERI_TRY(peri__contiguous_of(grad_out[0], &g));
-    PERI_TRY_GOTO(peri__tensor_like(g, (int32_t)node->integer[1], node->integer + 2, &dx), out);
-    peri__around(dx, (int32_t)node->integer[0], &outer, &n, &inner);
+    PERI_TRY_GOTO(peri__tensor_like(g, node->shape[0].ndim, node->shape[0].size, &dx), out);
+    peri__around(dx, (int32_t)node->kept[KEPT_DIM], &outer, &n, &inner);
     peri_k_max_dim_grad_args args = {.dx = peri__data(dx), .dy = peri__data(g), .indices = peri__data(node->saved[0]), .dtype = g->dtype,
                                      .n = n, .inner = inner};
     status = PERI_LAUNCH(peri__device(g), max_dim_grad, &args, outer * inner, peri__ceil_div(PERI_ELEMENT_GRAIN, n));
@@ -240,9 +241,8 @@ static peri_status extreme(const char *function, peri_tensor *x, int32_t dim, bo
     PERI_TRY_GOTO(peri__attach(least ? &min_vtab : &max_vtab, &x, 1, &value, 1, &node), out);
     if (node) {
         peri__node_save(node, 0, index);
-        node->integer[0] = d;
-        node->integer[1] = x->ndim;
-        memcpy(node->integer + 2, x->shape, sizeof x->shape);
+        node->kept[KEPT_DIM] = d;
+        node->shape[0] = peri__shape_of(x);
     }
 out:
     peri_tensor_release(flat);
@@ -303,13 +303,13 @@ peri_status peri_op_min(peri_tensor *x, int32_t dim, bool keepdim, peri_tensor *
     return extreme_of("peri_op_min", x, dim, keepdim, true, values, indices);
 }
 
-/** saved: x, y. integer: the mask of dimensions. Elements that are equal to y share; where that is NaN, those that are NaN. */
+/** saved: x, y. Elements that are equal to y share; where that is NaN, those that are NaN. */
 static peri_status amax_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
     static const char *const function = "amax backward";
     peri_tensor *x = node->saved[0], *y = node->saved[1], *g = NULL, *view = NULL, *equal = NULL, *nan = NULL;
     peri_tensor *mine = NULL, *ones = NULL, *count = NULL, *part = NULL;
-    const uint32_t mask = (uint32_t)node->integer[0];
+    const uint32_t mask = (uint32_t)node->kept[KEPT_MASK];
     peri_status status;
     PERI_TRY_GOTO(peri__compare(function, PERI_COMPARE_EQ, x, y, 0, 0, &equal), out);
     PERI_TRY_GOTO(peri__compare(function, PERI_COMPARE_NE, x, x, 0, 0, &nan), out);
@@ -377,7 +377,7 @@ static peri_status amax(peri_tensor *x, uint32_t mask, bool keepdim, bool least,
     if (node) {
         peri__node_save(node, 0, x);
         peri__node_save(node, 1, kept);
-        node->integer[0] = mask;
+        node->kept[KEPT_MASK] = mask;
     }
 out:
     peri_tensor_release(flat);
@@ -421,10 +421,9 @@ static peri_status run_sums(peri_tensor *x, int32_t d, bool backwards, peri_tens
     return status;
 }
 
-/** integer: dim. */
 static peri_status cumsum_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
-    return run_sums(grad_out[0], (int32_t)node->integer[0], true, &grad_in[0]);
+    return run_sums(grad_out[0], (int32_t)node->kept[KEPT_DIM], true, &grad_in[0]);
 }
 
 static const peri__node_vtab cumsum_vtab = {.name = "cumsum", .backward = cumsum_backward};
@@ -442,7 +441,7 @@ peri_status peri_op_running_sum(peri_tensor *x, int32_t dim, peri_tensor **out)
     if (status >= 0) {
         status = peri__attach(&cumsum_vtab, &wide, 1, &y, 1, &node);
         if (status < 0) peri_tensor_release(y);
-        else if (node) node->integer[0] = d;
+        else if (node) node->kept[KEPT_DIM] = d;
     }
     peri_tensor_release(wide);
     return status < 0 ? status : restored(y, peri__is_16(x->dtype) ? x->dtype : -1, out);

@@ -203,11 +203,12 @@ void peri__rows_plan_fini(peri__rows_plan *p)
     *p = (peri__rows_plan){0};
 }
 
-/** saved[0]: offsets of the source's segments, of the result's, and for each of the former the list of the latter. integer: parts, n,
- *  rows. */
+enum { KEPT_PARTS, KEPT_N, KEPT_ROWS }; /* segments of the source and of the result; rows of the source */
+
+/** saved[0]: offsets of the source's segments, of the result's, and for each of the former the list of the latter. */
 static peri_status permute_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
-    int64_t parts = node->integer[0], n = node->integer[1], rows = node->integer[2];
+    int64_t parts = node->kept[KEPT_PARTS], n = node->kept[KEPT_N], rows = node->kept[KEPT_ROWS];
     const int64_t *words = peri__data(node->saved[0]);
     peri_tensor *flat = NULL, *grad = NULL;
     peri_status status;
@@ -247,9 +248,9 @@ static peri_status record_permute(peri_tensor *src, const peri__rows_plan *p, pe
     if (status >= 0) status = peri__record(&permute_vtab, &src, 1, &result, 1, &node);
     if (status >= 0) {
         peri__node_save(node, 0, table);
-        node->integer[0] = p->parts;
-        node->integer[1] = p->n;
-        node->integer[2] = src->shape[0];
+        node->kept[KEPT_PARTS] = p->parts;
+        node->kept[KEPT_N] = p->n;
+        node->kept[KEPT_ROWS] = src->shape[0];
     }
     peri_tensor_release(table);
     peri__free(words);

@@ -4,15 +4,18 @@
  */
 #include "pinned.h"
 
-/** The gradient of every view: put it back where the view looked. saved: none; integer: base shape, then the view's strides and offset. */
+enum { KEPT_OFFSET, KEPT_STRIDES }; /* of view: those that it would have in a contiguous base */
+enum { KEPT_A, KEPT_B };             /* of transpose: dimensions */
+enum { KEPT_DTYPE };                 /* of to: the input's */
+
+/** The gradient of every view: put it back where the view looked. shape: the base's. */
 static peri_status view_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
-    int32_t ndim = (int32_t)node->integer[0];
-    const int64_t *shape = node->integer + 2, *stride = node->integer + 2 + PERI_MAX_DIMS;
     peri_tensor *base, *window = NULL;
-    PERI_TRY(peri__tensor_like(grad_out[0], ndim, shape, &base));
+    PERI_TRY(peri__tensor_like(grad_out[0], node->shape[0].ndim, node->shape[0].size, &base));
     peri_status status = peri__tensor_zero(base);
-    if (status >= 0) status = peri__tensor_view(base, grad_out[0]->ndim, grad_out[0]->shape, stride, node->integer[1], &window);
+    if (status >= 0) status = peri__tensor_view(base, grad_out[0]->ndim, grad_out[0]->shape, node->kept + KEPT_STRIDES,
+                                              node->kept[KEPT_OFFSET], &window);
     if (status >= 0) status = peri_tensor_copy(window, grad_out[0]);
     peri_tensor_release(window);
     if (status < 0) peri_tensor_release(base);
@@ -22,11 +25,11 @@ static peri_status view_backward(peri__node *node, peri_tensor *const *grad_out,
 
 static const peri__node_vtab view_vtab = {.name = "view", .backward = view_backward};
 
-/** reshape's gradient is a reshape. */
+/** reshape's gradient is a reshape. shape: the base's. */
 static peri_status reshape_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
     bool before = peri_grad_enable(false);
-    peri_status status = peri_tensor_reshape(grad_out[0], (int32_t)node->integer[0], node->integer + 2, &grad_in[0]);
+    peri_status status = peri_tensor_reshape(grad_out[0], node->shape[0].ndim, node->shape[0].size, &grad_in[0]);
     peri_grad_enable(before);
     return status;
 }
@@ -37,15 +40,15 @@ static const peri__node_vtab reshape_vtab = {.name = "reshape", .backward = resh
 static peri_status transpose_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
     bool before = peri_grad_enable(false);
-    peri_status status = peri_tensor_transpose(grad_out[0], (int32_t)node->integer[0], (int32_t)node->integer[1], &grad_in[0]);
+    peri_status status = peri_tensor_transpose(grad_out[0], (int32_t)node->kept[KEPT_A], (int32_t)node->kept[KEPT_B], &grad_in[0]);
     peri_grad_enable(before);
     return status;
 }
 
 static const peri__node_vtab transpose_vtab = {.name = "transpose", .backward = transpose_backward};
 
-/** Record @view of @base; on failure release it. @integers follow the convention of the vtab. */
-static peri_status record_view(const peri__node_vtab *vtab, peri_tensor *base, peri_tensor *view, const int64_t *integers, int32_t n,
+/** Record @view of @base; on failure release it. @kept: n numbers, those of the vtab's KEPT_*. */
+static peri_status record_view(const peri__node_vtab *vtab, peri_tensor *base, peri_tensor *view, const int64_t *kept, int32_t n,
                                peri_tensor **out)
 {
     if (peri__recording(&base, 1)) {
@@ -55,7 +58,8 @@ static peri_status record_view(const peri__node_vtab *vtab, peri_tensor *base, p
             peri_tensor_release(view);
             return status;
         }
-        memcpy(node->integer, integers, sizeof *integers * (size_t)n);
+        node->shape[0] = peri__shape_of(base);
+        if (n) memcpy(node->kept, kept, sizeof *kept * (size_t)n);
     }
     *out = view;
     return PERI_OK;
@@ -91,9 +95,7 @@ peri_status peri_tensor_reshape(peri_tensor *t, int32_t ndim, const int64_t *sha
     peri_status status = peri__tensor_view(flat, ndim, wanted, NULL, flat->offset, &view);
     peri_tensor_release(flat);
     PERI_TRY(status);
-    int64_t integers[2 + PERI_MAX_DIMS] = {t->ndim, 0};
-    memcpy(integers + 2, t->shape, sizeof t->shape);
-    return record_view(&reshape_vtab, t, view, integers, 2 + PERI_MAX_DIMS, out);
+    return record_view(&reshape_vtab, t, view, NULL, 0, out);
 }
 
 peri_status peri_tensor_transpose(peri_tensor *t, int32_t a, int32_t b, peri_tensor **out)
@@ -134,15 +136,13 @@ peri_status peri_tensor_slice(peri_tensor *t, int32_t dim, int64_t start, int64_
     peri_tensor *view;
     PERI_TRY(peri__tensor_view(t, t->ndim, shape, stride, t->offset + start * t->stride[d], &view));
     /* The gradient lands in a fresh contiguous base: same slice of it. */
-    int64_t integers[2 + 2 * PERI_MAX_DIMS] = {t->ndim};
-    memcpy(integers + 2, t->shape, sizeof t->shape);
-    int64_t dense = 1;
+    int64_t kept[KEPT_STRIDES + PERI_MAX_DIMS] = {0}, dense = 1;
     for (int32_t i = t->ndim - 1; i >= 0; i--) {
-        integers[2 + PERI_MAX_DIMS + i] = i == d ? dense * step : dense;
-        if (i == d) integers[1] = start * dense;
+        kept[KEPT_STRIDES + i] = i == d ? dense * step : dense;
+        if (i == d) kept[KEPT_OFFSET] = start * dense;
         dense *= peri__max(t->shape[i], 1);
     }
-    return record_view(&view_vtab, t, view, integers, 2 + 2 * PERI_MAX_DIMS, out);
+    return record_view(&view_vtab, t, view, kept, KEPT_STRIDES + PERI_MAX_DIMS, out);
 }
 
 peri_status peri_tensor_select(peri_tensor *t, int32_t dim, int64_t index, peri_tensor **out)
@@ -157,21 +157,20 @@ peri_status peri_tensor_select(peri_tensor *t, int32_t dim, int64_t index, peri_
     if (at < 0 || at >= size)
         return peri__fail(PERI_ERANGE, "peri_tensor_select: element %lld of %s of %s, allowed: %lld..%lld", (long long)index,
                           peri__dim_text(d, &words), peri__tensor_text(t, text, sizeof text), (long long)-size, (long long)size - 1);
-    int64_t shape[PERI_MAX_DIMS], stride[PERI_MAX_DIMS], integers[2 + 2 * PERI_MAX_DIMS] = {t->ndim}, dense = 1;
+    int64_t shape[PERI_MAX_DIMS], stride[PERI_MAX_DIMS], kept[KEPT_STRIDES + PERI_MAX_DIMS] = {0}, dense = 1;
     for (int32_t i = t->ndim - 1; i >= 0; i--) { /* the gradient lands in a contiguous base: the strides of the same window of it */
         if (i != d) {
             const int32_t to = i < d ? i : i - 1;
             shape[to] = t->shape[i], stride[to] = t->stride[i];
-            integers[2 + PERI_MAX_DIMS + to] = dense;
+            kept[KEPT_STRIDES + to] = dense;
         } else {
-            integers[1] = at * dense;
+            kept[KEPT_OFFSET] = at * dense;
         }
         dense *= peri__max(t->shape[i], 1);
     }
-    memcpy(integers + 2, t->shape, sizeof t->shape);
     peri_tensor *view;
     PERI_TRY(peri__tensor_view(t, t->ndim - 1, shape, stride, t->offset + at * t->stride[d], &view));
-    return record_view(&view_vtab, t, view, integers, 2 + 2 * PERI_MAX_DIMS, out);
+    return record_view(&view_vtab, t, view, kept, KEPT_STRIDES + PERI_MAX_DIMS, out);
 }
 
 /** A view with other dimensions of size 1: its gradient is reshaped. */
@@ -179,9 +178,7 @@ static peri_status view_as(peri_tensor *t, int32_t ndim, const int64_t *shape, c
 {
     peri_tensor *view;
     PERI_TRY(peri__tensor_view(t, ndim, shape, stride, t->offset, &view));
-    int64_t integers[2 + PERI_MAX_DIMS] = {t->ndim, 0};
-    memcpy(integers + 2, t->shape, sizeof t->shape);
-    return record_view(&reshape_vtab, t, view, integers, 2 + PERI_MAX_DIMS, out);
+    return record_view(&reshape_vtab, t, view, NULL, 0, out);
 }
 
 peri_status peri_tensor_squeeze(peri_tensor *t, int32_t dim, peri_tensor **out)
@@ -228,11 +225,11 @@ peri_status peri_tensor_contiguous(peri_tensor *t, peri_tensor **out)
     return peri_tensor_reshape(t, t->ndim, t->shape, out);
 }
 
-/** A cast's gradient is the cast back. integer: dtype. The device comes from the gradient's way back: see `to`. */
+/** A cast's gradient is the cast back. The device comes from the gradient's way back: see `to`. */
 static peri_status to_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
     bool before = peri_grad_enable(false);
-    peri_status status = peri_tensor_to(grad_out[0], (int32_t)node->integer[0], node->state, &grad_in[0]);
+    peri_status status = peri_tensor_to(grad_out[0], (int32_t)node->kept[KEPT_DTYPE], node->state, &grad_in[0]);
     peri_grad_enable(before);
     return status;
 }
@@ -249,7 +246,7 @@ peri_status peri_tensor_clone(peri_tensor *t, peri_tensor **out)
     peri_status status = peri_tensor_copy(copy, t);
     if (status >= 0) status = peri__attach(&to_vtab, &t, 1, &copy, 1, &node);
     if (status >= 0 && node) {
-        node->integer[0] = t->dtype;
+        node->kept[KEPT_DTYPE] = t->dtype;
         node->state = peri__device(t);
     }
     if (status < 0) peri_tensor_release(copy);
@@ -279,7 +276,7 @@ static peri_status to(peri_tensor *t, int32_t dtype, peri_device *device, bool q
     if (status >= 0 && floating(dtype) && peri__recording(&t, 1)) {
         status = peri__record(&to_vtab, &t, 1, &copy, 1, &node);
         if (status >= 0) {
-            node->integer[0] = t->dtype;
+            node->kept[KEPT_DTYPE] = t->dtype;
             node->state = peri__device(t);
         }
     }
