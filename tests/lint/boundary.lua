@@ -87,6 +87,24 @@ local function exported(ctx)
   return complaints
 end
 
+--- Public functions that nobody calls: not the examples, nor Lua, nor the launcher, a plugin or a test. P.handle("peri_x") in Lua calls
+--- peri_x_release and peri_x_retain.
+local function called(ctx)
+  local complaints, used = {}, {}
+  for _, path in ipairs(ctx.files("examples lua spec tests runtime/host runtime/serve runtime/backends", "c", "cc", "h", "lua")) do
+    local text = ctx.read(path)
+    for name in text:gmatch "peri_[%w_]+" do used[name] = true end
+    for name in text:gmatch 'handle%(?%s*"(peri_[%w_]+)"' do used[name .. "_release"], used[name .. "_retain"] = true, true end
+  end
+  for name, d in pairs(declared(ctx)) do
+    if not used[name] then
+      complaints[#complaints + 1] = ("%s: %s has no caller in examples, Lua or tests; let one use it, or remove it"):format(d.path, name)
+    end
+  end
+  table.sort(complaints)
+  return complaints
+end
+
 local function plugins(ctx)
   local complaints = {}
   for _, path in ipairs(ctx.lines(("ls %s/libperilune_*.so 2>/dev/null"):format(ctx.build))) do
@@ -134,6 +152,7 @@ end
 
 return {
   { "public headers are cdef-clean", clean_headers }, { "exported symbols = cdef = public headers", exported },
-  { "public functions are documented", documented }, { "plugins export their entry only", plugins },
+  { "public functions are documented", documented }, { "public functions have callers", called },
+  { "plugins export their entry only", plugins },
   { "global symbols carry the prefix", prefixed }, { "programs of the last release go on", contract },
 }

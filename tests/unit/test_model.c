@@ -110,7 +110,8 @@ static void calls_allocate_nothing_and_refuse_whole(void **state)
     float y[3] = {-7, -7, -7}, *out[1] = {y};
     assert_ok(peri_model_open(path, 0, &m));
     assert_ok(peri_model_context_new(m, 3, 2, &c));
-    const int64_t live = peri_mem_live(), objects = peri_mem_objects();
+    const int64_t live = peri_mem_live(), objects = peri_mem_objects(), takes = peri_model_context_bytes(c);
+    assert_true(takes > 0 && takes <= live); /* all of it was taken when it was made: calls allocate nothing */
     int64_t bad_ids[] = {1, 4, 2}, one_each[] = {0, 1, 2, 3}, long_list[] = {0, 0, 0, 3}, skipped = 0;
     peri_model_values v[2] = {{.dense = dense}, {.ids = bad_ids, .offsets = one_each}};
     assert_fails(peri_model_predict(c, 3, v, out), PERI_ERANGE, "input 'ids', sample 1: id 4, allowed: 0..3");
