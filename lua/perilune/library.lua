@@ -44,8 +44,11 @@ end
 
 -- A training step is one long trace: LuaJIT's default limits would give it up. (loopunroll: where a step waits in a loop, or goes through
 -- a list, its functions stayed interpreted; with 30 rounds loaders had traces of more values than registers, one start in seven.)
+-- Code has to lie within 1 GiB of LuaJIT's own: hosts that map much later would leave no room there. So all addresses that code may take
+-- are taken at once, by the first trace, which is this loop; memory is taken as code comes.
 if jit.status() then
-  jit.opt.start("maxrecord=40000", "maxirconst=4000", "maxsnap=4000", "maxtrace=4000", "sizemcode=256", "maxmcode=16384", "loopunroll=20")
+  jit.opt.start("maxrecord=40000", "maxirconst=4000", "maxsnap=4000", "maxtrace=4000", "sizemcode=16384", "maxmcode=16384", "loopunroll=20")
+  for _ = 1, 200 do end
 end
 
 -- Of the program that runs this (luajit, or the launcher), under names that no other binding has declared.

@@ -12,6 +12,9 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 static peri_device *cpu;
 
@@ -352,11 +355,80 @@ static void nothing_is_left(void **state)
     (void)f;
 }
 
+/* -- code memory ----------------------------------------------------------------------------------------------------------------------- */
+
+/** Map all that is free within 2 GiB of @address, as hosts with large heaps and many libraries have. */
+static void fill_around(uintptr_t address)
+{
+    enum { MOST = 4096 };
+    static uintptr_t gap[MOST][2];
+    const uintptr_t page = address & ~(uintptr_t)4095, far = UINT64_C(1) << 31, low = page > far ? page - far : 65536, high = page + far;
+    uintptr_t end = low;
+    unsigned long first, past;
+    int n = 0;
+    char line[1024];
+    FILE *maps = fopen("/proc/self/maps", "r");
+    while (maps && n < MOST && fgets(line, sizeof line, maps)) {
+        if (sscanf(line, "%lx-%lx", &first, &past) != 2 || past <= low) continue;
+        if (first > end && end < high) gap[n][0] = end, gap[n++][1] = first < high ? first : high;
+        if (past > end) end = past;
+    }
+    if (maps) fclose(maps);
+    if (n < MOST && end < high) gap[n][0] = end, gap[n++][1] = high;
+    for (int i = 0; i < n; i++)
+        mmap((void *)gap[i][0], gap[i][1] - gap[i][0], PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+}
+
+/** Long loops of 300 functions, whose code takes more than a MiB, and how many traces there are of them. */
+static const char loops[] =
+    "local util = require 'jit.util'\n"
+    "local M, kept = {}, {}\n"
+    "function M.traces()\n"
+    "  for i = 1, 300 do\n"
+    "    local line = 's = s * 0.5 + k % ' .. (i + 1) .. ' '\n"
+    "    local f = loadstring('local s = ' .. i .. ' for k = 1, 200 do ' .. line:rep(60) .. 'end return s')\n"
+    "    f()\n"
+    "    kept[i] = f\n"
+    "  end\n"
+    "  local n = 0\n"
+    "  for i = 1, 2000 do if util.traceinfo(i) then n = n + 1 end end\n"
+    "  return n\n"
+    "end\n"
+    "return M";
+
+/** In a child, since what is mapped stays: 0 if the loops were compiled. @late: memory is mapped before the state is made. */
+static int compiled_in_child(bool late)
+{
+    const pid_t child = fork();
+    int status = -1;
+    if (child == 0) {
+        peri_lua_value n = {0};
+        peri_lua *lua = NULL;
+        peri_lua_object *m = NULL;
+        if (late) fill_around((uintptr_t)(void *)&lua_pcall);
+        if (peri_lua_new(NULL, &lua) < 0) _exit(2);
+        if (!late) fill_around((uintptr_t)(void *)&lua_pcall);
+        if (peri_lua_load_text(lua, "loops.lua", loops, (int64_t)strlen(loops), NULL, 0, &m) < 0) _exit(3);
+        if (peri_lua_call(m, "traces", NULL, 0, &n, 1) < 0) _exit(4);
+        _exit(n.number >= 300 ? 0 : 1);
+    }
+    assert_true(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status));
+    return WEXITSTATUS(status);
+}
+
+static void code_finds_memory_in_hosts_with_much_mapped(void **state)
+{
+    (void)state;
+    assert_int_equal(compiled_in_child(false), 0);
+    assert_int_equal(compiled_in_child(true), 1); /* there is none any more: scripts run interpreted */
+}
+
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(scripts_work_in_the_hosts_memory), cmocka_unit_test(values_come_back_as_they_went),
     cmocka_unit_test(errors_are_statuses_with_words), cmocka_unit_test(a_state_is_one_threads_at_a_time),
     cmocka_unit_test(narrow_states_have_little), cmocka_unit_test(a_state_of_the_hosts_own_keeps_what_it_has),
-    cmocka_unit_test(threads_have_states_of_their_own_and_share_tables), cmocka_unit_test(nothing_is_left),
+    cmocka_unit_test(threads_have_states_of_their_own_and_share_tables), cmocka_unit_test(code_finds_memory_in_hosts_with_much_mapped),
+    cmocka_unit_test(nothing_is_left),
 };
 
 int main(void) { return cmocka_run_group_tests(tests, open_cpu, NULL); }
