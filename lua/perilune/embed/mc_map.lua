@@ -191,9 +191,9 @@ local members = { _mch_sorted_raw_ids = "ids", _mch_remapped_ids_mapping = "mapp
   _mch_last_access_iter = "last", _hash_zch_identities = "ids", _hash_zch_metadata = "expiries" }
 
 --- Whether a state has a number for each row.
-function M.is_by_row(name) return members[name] ~= nil end
+function M._is_by_row(name) return members[name] ~= nil end
 --- The dtype of such a state.
-function M.dtype_of(name) return members[name] == "expiries" and "i32" or "i64" end
+function M._dtype_of(name) return members[name] == "expiries" and "i32" or "i64" end
 
 --- Say where `n` numbers of each state in `parts` (name -> tensor on the CPU, i64 or i32 as the state is) are, of rows from `row` on.
 local function fill_block(row, n, parts)

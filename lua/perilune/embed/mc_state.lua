@@ -73,14 +73,14 @@ end
 
 --- What is stored in the order of rows, of part `name`; nil: it is not so.
 local function rows_stored(name, source)
-  return StoredTensor.is(source) and source:dtype() == mc_map.dtype_of(name) and source:by_row() or nil
+  return StoredTensor.is(source) and source:dtype() == mc_map._dtype_of(name) and source:by_row() or nil
 end
 
 --- Whether all parts that are given (name -> source) can be read some rows at a time.
 function State:streams(given)
   local any = false
   for name in util.ordered(self._index) do
-    if mc_map.is_by_row(name) then
+    if mc_map._is_by_row(name) then
       any = true
       if not rows_stored(name, given[name]) then return false end
     elseif given[name] == nil then return false end
@@ -112,7 +112,7 @@ local function rows_of(self, given)
   local stored, words = {}, {}
   for name in util.ordered(self._index) do
     local source = given[name]
-    if mc_map.is_by_row(name) then stored[name] = rows_stored(name, source)
+    if mc_map._is_by_row(name) then stored[name] = rows_stored(name, source)
     else words[name] = StoredTensor.is(source) and source:tensor "cpu" or source end
   end
   return stored, words
@@ -237,8 +237,8 @@ function State:entries()
       device = device, local_shards = { { metadata = metadata,
         read = function(row, result) self:read(name, row, result) end,
         write = function(row, source) self:write(name, row, source) end,
-        by_row = mc_map.is_by_row(name) and function(row, result) self:read_by_row(name, row, result) end or nil,
-        take = function(source) return mc_map.is_by_row(name) and self:take(name, source, 0) end } } } }
+        by_row = mc_map._is_by_row(name) and function(row, result) self:read_by_row(name, row, result) end or nil,
+        take = function(source) return mc_map._is_by_row(name) and self:take(name, source, 0) end } } } }
   end
   return list
 end
