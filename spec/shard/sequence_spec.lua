@@ -286,6 +286,29 @@ describe("rows of ids", function()
     assert.same(rows_of(start, { row = 3, n = 3 }), got.f3:values():to_list())
   end, { sizes = { 1, 2, 3 } })
 
+  worlds.each("are those of the bags that inverse indices name, with the weights of their ids", function(world, device, n)
+    for _, dedup in ipairs { false, true } do
+      local ec = make("row_wise", world, device, n, { fused_params = sgd, use_index_dedup = dedup })
+      local keys = { "f1", "f2", "f3", "f4" }
+      local got = ec:forward(peri.KeyedJaggedTensor { keys = keys, values = { 1, 2, 3, 4, 5, 0 }, lengths = { 2, 1, 2, 1 },
+        weights = { 1, 2, 3, 4, 5, 6 }, stride_per_key_per_rank = { { 1 }, { 0 }, { 2 }, { 1 } }, device = device,
+        inverse_indices = { { "f1", "f3", "f4", "f2" }, peri.tensor({ {}, {}, {}, {} }, "i64", device, { 4, 0 }) } })
+      assert.same({ 0, COLS }, got.f3:values():shape())
+      got = ec:forward(peri.KeyedJaggedTensor { keys = keys, values = { 1, 2, 6, 3, 4, 5, 0 }, lengths = { 2, 1, 1, 2, 1 },
+        weights = { 1, 2, 7, 3, 4, 5, 6 }, stride_per_key_per_rank = { { 1 }, { 1 }, { 2 }, { 1 } }, device = device,
+        inverse_indices = { keys, peri.tensor({ { 0, 0, 0 }, { 0, 0, 0 }, { 1, 0, 1 }, { 0, 0, 0 } }, "i64", device) } })
+      local start = parity.start_weights(case).c
+      assert.same({ 2, 1, 2 }, got.f3:lengths():to_list())
+      assert.same({ 4, 5, 3, 4, 5 }, got.f3:weights():to_list())
+      local want = {}
+      for _, id in ipairs { 4, 5, 3, 4, 5 } do
+        for _, x in ipairs(rows_of(start, { row = id, n = 1 })) do want[#want + 1] = x end
+      end
+      assert.same(want, got.f3:values():to_list())
+      assert.same({ 1, 2, 1, 2, 1, 2 }, got.f1:weights():to_list())
+    end
+  end, { sizes = { 1, 2, 3 } })
+
   worlds.each("refuse what is wrong", function(world, device, n)
     local function refused(pattern, options)
       options.fused_params = sgd
@@ -304,7 +327,7 @@ describe("rows of ids", function()
       return peri.KeyedJaggedTensor { keys = { "f1", "f2", "f3", "f4" }, values = { 1, id, 3, 0 }, lengths = { 1, 1, 1, 1 },
         weights = weights, device = device }
     end
-    assert.error_matches(function() ec:forward(input(1, { 1, 1, 1, 1 })) end, "the input has weights, the module is not weighted")
+    assert.same({ 3 }, ec:forward(input(1, { 1, 2, 3, 4 })).f3:weights():to_list())
     assert.error_matches(function() ec:forward(input(7)).f1:values() end,
       "table 'b', feature 'f2', sample 0: id 7 at position 0 of the bag, allowed: 0%.%.6")
     assert.error_matches(function() ec:forward(7) end, "features is 7, wanted a KeyedJaggedTensor")

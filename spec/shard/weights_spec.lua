@@ -170,6 +170,19 @@ describe("weights of a batch", function()
       assert.error_matches(function() ebc(kjt) end, "the input has weights, the module is not weighted")
     end)
   end)
+  it("are carried by rows of ids, of quantized tables too", function()
+    local kjt = peri.KeyedJaggedTensor { keys = { "f" }, values = { 1, 2, 0 }, lengths = { 1, 2 }, weights = { 0.5, 2, 4 },
+      stride_per_key_per_rank = { { 2 } }, inverse_indices = { { "f" }, peri.tensor({ { 1, 1, 0 } }, "i64") } }
+    local tables = { peri.EmbeddingConfig { name = "t", num_embeddings = 3, embedding_dim = 4, feature_names = { "f" } } }
+    local ec = peri.EmbeddingCollection { tables = tables }
+    local quantized = peri.QuantEmbeddingCollection.from_float(ec)
+    for _, collection in ipairs { ec, quantized } do
+      local got = collection(kjt).f
+      assert.same({ 2, 2, 1 }, got:lengths():to_list())
+      assert.same({ 2, 4, 2, 4, 0.5 }, got:weights():to_list())
+      assert.same({ 5, 4 }, got:values():shape())
+    end
+  end)
   it("are f32", function()
     local kjt = peri.KeyedJaggedTensor { keys = keys, values = { 1, 2 }, lengths = { 1, 1 }, weights = peri.tensor({ 1, 1 }, "i64") }
     assert.error_matches(function() unsharded(true)(kjt) end, "weights is i64 .*allowed: f32")

@@ -4,6 +4,7 @@
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local jagged = require "perilune.jagged"
+local sparse = require "perilune.sparse"
 local C, check = P.C, P.check
 local KeyedJaggedTensor, JaggedTensor = jagged.KeyedJaggedTensor, jagged.JaggedTensor
 local kjt_ptr = KeyedJaggedTensor.ptr
@@ -24,7 +25,7 @@ function M.arranged(self, features)
   return KeyedJaggedTensor.wrap(kjt_out[0])
 end
 
---- A variable batch, arranged; and the function(key) -> first bag and bags of a key. They stay as they are: inverse indices are the user's.
+--- A variable batch, arranged; and the function(key) -> first bag and bags of a key.
 function M.variable(self, features)
   local batch = M.arranged(self, features)
   local strides, first = batch:stride_per_key(), batch:lengths_offset_per_key()
@@ -42,6 +43,36 @@ end
 function M.cut(self, batch, rows)
   check(C.peri_kjt_cut(kjt_ptr(batch), rows.ptr, self._need_indices, self._jts))
   return M.by_name(self)
+end
+
+--- The row of a feature among the inverse indices of a batch, [samples].
+local function inverse_of(func, inverse, feature)
+  for i, name in ipairs(inverse[1]) do
+    if name == feature then return inverse[2]:slice(1, i - 1, i):reshape(-1) end
+  end
+  P.fail(("%s: the batch has no inverse indices of '%s'; those are: %s"):format(func, feature, table.concat(inverse[1], ", ")))
+end
+
+--- What the batch has beside its ids, for the JaggedTensors `result` that have a row for each: the ids' weights go with their rows, and
+--- where there are inverse indices, every sample gets the rows of the bag that they name. names and features: by output.
+function M.completed(func, batch, names, features, result, need_indices)
+  local inverse, weighted = batch:inverse_indices_or_none(), batch:weights_or_none()
+  if not inverse and not weighted then return result end
+  if weighted and need_indices then
+    P.fail(func .. ": the batch has weights, whose place need_indices gives to the ids; leave one of them out")
+  end
+  for i, name in ipairs(names) do
+    local rows = result[name]
+    local values, lengths = rows:values(), rows:lengths()
+    local weights = weighted and batch:get(features[i]):weights() or need_indices and rows:weights() or nil
+    if inverse then
+      local bags, given = inverse_of(func, inverse, features[i]), lengths
+      values, lengths = sparse.jagged_index_select(values, given, bags)
+      if weights then weights = sparse.jagged_index_select(weights, given, bags) end
+    end
+    result[name] = JaggedTensor { values = values, lengths = lengths, weights = weights }
+  end
+  return result
 end
 
 return M

@@ -150,10 +150,7 @@ local function describe(self, features, weighted)
   C.peri_kjt_describe(kjt_ptr(features), desc)
   if desc.weighted == weighted then return desc end
   if weighted then P.fail(self.class_name .. ": is_weighted, but the batch has no weights") end
-  if self.is_weighted then
-    P.fail(self.class_name .. ": the batch has weights, but is_weighted is false; set it, or leave the weights out of the batch")
-  end
-  P.fail(self.class_name .. ": the batch has weights, which rows that are not pooled do not use; leave them out of the batch")
+  P.fail(self.class_name .. ": the batch has weights, but is_weighted is false; set it, or leave the weights out of the batch")
 end
 
 -- -- pooled ----------------------------------------------------------------------------------------------------------------------------
@@ -237,7 +234,8 @@ function Rows:_setup_output(a)
   local first = self.tables[1]
   for _, t in ipairs(self.tables) do
     if t.embedding_dim ~= first.embedding_dim then
-      P.fail(("QuantEmbeddingCollection: table '%s' has embedding_dim %d, table '%s' %d; allowed: one embedding_dim"):format(t.name,
+      P.fail(("QuantEmbeddingCollection: table '%s' has embedding_dim %d, table '%s' %d; allowed: one embedding_dim "
+        .. "(tables of another one go into a collection of their own)"):format(t.name,
         t.embedding_dim, first.name, first.embedding_dim))
     end
   end
@@ -259,10 +257,13 @@ local function variable_rows(self, features)
 end
 
 --- The rows of the features of a KeyedJaggedTensor: name -> JaggedTensor of [ids of the feature, embedding_dim] with the feature's
---- lengths; with need_indices its weights are the ids. The batch may have further keys.
+--- lengths; its weights are those of the batch, or with need_indices the ids. With inverse indices every sample has the rows of the bag
+--- that they name. The batch may have further keys.
 function Rows:forward(features)
   local batch, blocks
-  if describe(self, features, false).variable_stride then
+  self:_check_features(features)
+  C.peri_kjt_describe(kjt_ptr(features), desc)
+  if desc.variable_stride then
     batch, blocks = variable_rows(self, features)
   else
     self:prepare(C.peri_kjt_keys(kjt_ptr(features)), tonumber(desc.stride), row_blocks)
@@ -272,7 +273,8 @@ function Rows:forward(features)
   check(C.peri_kjt_values(kjt_ptr(batch), ids_out))
   local n = Tensor.wrap(ids_out[0]):numel()
   local rows = look_up(self, batch, blocks, false, new_tensor(self, n, self._dim))
-  return outputs.cut(self, batch, rows)
+  local of = util.map(self._outputs, function(output) return output.name end)
+  return outputs.completed(self.class_name, features, self._names, of, outputs.cut(self, batch, rows), self._need_indices)
 end
 
 function Rows:embedding_configs() return self.tables end

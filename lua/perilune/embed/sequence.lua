@@ -34,13 +34,15 @@ function EmbeddingCollection:init(args)
   local first = a.tables[1]
   for _, t in ipairs(a.tables) do
     if t.embedding_dim ~= first.embedding_dim then
-      P.fail(("EmbeddingCollection: table '%s' has embedding_dim %d, table '%s' %d; allowed: one embedding_dim"):format(t.name,
+      P.fail(("EmbeddingCollection: table '%s' has embedding_dim %d, table '%s' %d; allowed: one embedding_dim "
+        .. "(tables of another one go into a collection of their own)"):format(t.name,
         t.embedding_dim, first.name, first.embedding_dim))
     end
   end
   self._dim, self._need_indices = first.embedding_dim, a.need_indices
   self._order = ffi.new("int32_t[?]", #self._outputs) -- the place of each output's feature in the keys of a batch
   self._jts = ffi.new("peri_jt *[?]", #self._outputs)
+  self._of = util.map(self._outputs, function(output) return output.name end) -- by output its feature
   self._arrange = false -- whether batches are rearranged to one key for each output, as those with shared or further features are
 end
 
@@ -84,15 +86,18 @@ local function variable_blocks(self, features)
   return batch, blocks_of(self, bags)
 end
 
+--- The results by name, with what the batch has beside its ids.
+local function completed(self, features)
+  return outputs.completed("EmbeddingCollection", features, self._names, self._of, outputs.by_name(self), self._need_indices)
+end
+
 --- The rows of the features of a KeyedJaggedTensor: name -> JaggedTensor of [ids of the feature, embedding_dim] with the feature's
---- lengths; with need_indices its weights are the ids. The batch may have further keys.
+--- lengths; its weights are those of the batch, or with need_indices the ids. With inverse indices every sample has the rows of the bag
+--- that they name. The batch may have further keys.
 function EmbeddingCollection:forward(features)
   self:_check_features(features)
   local kjt = kjt_ptr(features)
   C.peri_kjt_describe(kjt, desc)
-  if desc.weighted then
-    P.fail "EmbeddingCollection: the batch has weights, which rows that are not pooled do not use; leave them out of the batch"
-  end
   local batch, blocks
   if desc.variable_stride then
     batch, blocks = variable_blocks(self, features)
@@ -101,7 +106,7 @@ function EmbeddingCollection:forward(features)
     local ahead = self:take_ahead(features)
     if ahead then
       ahead.lookups:lookup_jagged(ahead.batch, self._need_indices, self._jts)
-      return outputs.by_name(self)
+      return completed(self, features)
     end
     batch, blocks = outputs.arranged(self, features), self._blocks
   end
@@ -116,7 +121,7 @@ function EmbeddingCollection:forward(features)
   local status = C.peri_tbe_batch_lookup_jagged(lookups, arranged_kjt, self._need_indices, self._jts)
   C.peri_tbe_batch_release(lookups)
   check(status)
-  return outputs.by_name(self)
+  return completed(self, features)
 end
 
 function EmbeddingCollection:_prepare_batch(features)

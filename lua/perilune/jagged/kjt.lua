@@ -235,7 +235,7 @@ local function like(func, kjt, values, weights)
     stride_per_key_per_rank = variable and kjt:stride_per_key_per_rank() or nil, inverse_indices = kjt:inverse_indices_or_none() })
 end
 
---- The same keys, ids and samples with other weights, one for each id (a tensor).
+--- The same keys, ids and samples with other weights, one for each id (a tensor), or without any (nil).
 function methods:with_weights(weights) return like("KeyedJaggedTensor:with_weights", self, self:values(), weights) end
 --- The same keys, samples and weights with other ids (a tensor), one for each. Every batch of managed collision comes by here.
 function methods:with_values(values)
@@ -447,7 +447,7 @@ signature.check("KeyedJaggedTensor:", methods, {
   get = "self: KeyedJaggedTensor, key: string", to = "self: KeyedJaggedTensor, device: device?, non_blocking: boolean?",
   pin_memory = "self: KeyedJaggedTensor, device: device?",
   copy_ = "self: KeyedJaggedTensor, src: KeyedJaggedTensor", equal = "self: KeyedJaggedTensor, other: KeyedJaggedTensor",
-  dist_splits = "self: KeyedJaggedTensor, key_splits: list", with_weights = "self: KeyedJaggedTensor, weights: tensor",
+  dist_splits = "self: KeyedJaggedTensor, key_splits: list", with_weights = "self: KeyedJaggedTensor, weights: tensor?",
   with_values = "self: KeyedJaggedTensor, values: tensor",
 })
 

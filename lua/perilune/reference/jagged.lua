@@ -325,10 +325,10 @@ function peri.KeyedJaggedTensor:permute(indices) end
 ---@return peri.KeyedJaggedTensor[]
 function peri.KeyedJaggedTensor:split(segments) end
 
----The same keys, samples and ids with other weights.
+---The same keys, samples and ids with other weights, or without any.
 ---
 ---Errors: another number of weights than ids.
----@param weights peri.Tensor A weight for each id: `[N]`.
+---@param weights? peri.Tensor A weight for each id: `[N]` (default: none, the result has no weights).
 ---@return peri.KeyedJaggedTensor
 function peri.KeyedJaggedTensor:with_weights(weights) end
 

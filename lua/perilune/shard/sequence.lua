@@ -6,6 +6,7 @@ local jagged = require "perilune.jagged"
 local awaitable = require "perilune.dist.awaitable"
 local config = require "perilune.embed.config"
 local EmbeddingCollection = require "perilune.embed.sequence"
+local outputs = require "perilune.embed.outputs"
 local ShardedEmbeddingModule = require "perilune.shard.embedding"
 local ModuleSharder = require("perilune.shard.sharder").ModuleSharder
 local util = require "perilune.util"
@@ -52,10 +53,11 @@ function ShardedEmbeddingCollection:init(args)
   self._made_of.use_index_dedup = wanted
 end
 
---- The next stages need the lengths of what was asked for.
+--- The next stages need the lengths of what was asked for, its weights and inverse indices: they stay at home.
 function ShardedEmbeddingCollection:input_dist(features)
   local batch, places = features, nil
-  if self._dedup then batch, places = self:_at_home(self._dedup.shorten, self._dedup, features) end
+  if jagged.KeyedJaggedTensor.is(features) and features:weights_or_none() then batch = features:with_weights(nil) end
+  if self._dedup then batch, places = self:_at_home(self._dedup.shorten, self._dedup, batch) end
   local stage = ShardedEmbeddingModule.input_dist(self, batch)
   stage.features, stage.places = features, places
   return stage
@@ -80,7 +82,7 @@ function ShardedEmbeddingCollection:output(rows)
     if rows.places then own = sparse.index_select_dim0(values[self._source[i]], rows.places[self._features[i]]) end
     result[name] = jagged.JaggedTensor { values = own, lengths = ids:lengths(), weights = self._need_indices and ids:values() or nil }
   end
-  return result
+  return outputs.completed(self.class_name, rows.features, self._names, self._features, result, self._need_indices)
 end
 
 --- Names of the results, in order.
