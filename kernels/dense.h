@@ -130,6 +130,8 @@ enum { PERI_PANEL = 16 };
  *  instruction set computes the same bits. bias may be NULL: nothing is added. f = `act` as in bias_act. f32.
  *  w lies in panels of PERI_PANEL columns, f32 or bf16 (which are f32 before they are multiplied): w[c][k] is
  *  panels[((c / PERI_PANEL) * inner + k) * PERI_PANEL + c % PERI_PANEL]; what is behind the last column is read and does not matter.
+ *  Panels of i8 have codes there, and after the codes of each panel a scale (f32) for each of its columns: the sum is of x and codes, and
+ *  is multiplied by the scale before the bias is added.
  *  Strides in elements. range: rows. */
 typedef struct peri_k_panel_product_args {
     float *y;
@@ -141,6 +143,13 @@ typedef struct peri_k_panel_product_args {
 
 /** Numbers of a matrix of @cols x @inner in panels. */
 static inline int64_t peri_panel_size(int64_t cols, int64_t inner) { return (cols + PERI_PANEL - 1) / PERI_PANEL * PERI_PANEL * inner; }
+
+/** Bytes of so many columns of panels of @dtype. */
+static inline int64_t peri_panel_bytes(int64_t cols, int64_t inner, int32_t dtype)
+{
+    const int64_t n = peri_panel_size(cols, inner);
+    return dtype == PERI_I8 ? n + (cols + PERI_PANEL - 1) / PERI_PANEL * PERI_PANEL * 4 : n * (dtype == PERI_BF16 ? 2 : 4);
+}
 
 /** Put w[c][k] = from[c * c_stride + k * k_stride] into panels; zeros behind the last column. */
 static inline void peri_panel_pack(float *panels, const float *from, int64_t cols, int64_t inner, int64_t c_stride, int64_t k_stride)

@@ -3,6 +3,7 @@ local ffi = require "ffi"
 local peri = require "perilune"
 local nn, F = peri.nn, peri.nn.functional
 local P = peri.ffi
+ffi.cdef "float fmaf(float a, float b, float c);"
 
 local NAMES = { "a", "b", "c" }
 local ROWS = 50
@@ -181,6 +182,29 @@ describe("a model file", function()
     end
   end)
 
+  it("has matrices of int8: codes and a scale for each column, whose sums are those written out", function()
+    local Model = nn.Module:extend "Model"
+    function Model:init() self.linear = nn.Linear { in_features = 13, out_features = 19 } end
+    function Model:forward(b) return self.linear(b.dense_features) end
+    local model = Model()
+    local report, file = export(model, { dense = "int8", allowed_difference = 0.05 })
+    assert.is_true(report.difference > 0)
+    local b = batch(3, 9)
+    local x, w, bias = b.dense_features:read(), model.linear.weight:read(), model.linear.bias:read()
+    local y, number = file:predict(b).logits:read(), ffi.new "float[1]"
+    local function f32(v)
+      number[0] = v
+      return tonumber(number[0])
+    end
+    for c = 0, 18 do
+      local most, sum = 0, 0
+      for k = 0, 12 do most = math.max(most, math.abs(w[c * 13 + k])) end
+      local scale = f32(most / 127)
+      for k = 0, 12 do sum = ffi.C.fmaf(x[k], math.floor(f32(w[c * 13 + k] / scale) + 0.5), sum) end
+      assert.equal(f32(f32(sum * scale) + bias[c]), y[c])
+    end
+  end)
+
   it("is not published if it loses too much", function()
     local ok, why = pcall(export, dlrm {}, { tables = "int4", allowed_difference = 1e-9 })
     assert.is_false(ok)
@@ -266,7 +290,6 @@ end)
 describe("products in order", function()
   it("do not depend on the number of rows, and add one after the other", function()
     local x, w = peri.Tensor.uniform({ 70, 37 }, -1, 1, 1), peri.Tensor.uniform({ 19, 37 }, -1, 1, 2)
-    ffi.cdef "float fmaf(float a, float b, float c);"
     peri.export.ordered(function()
       local y = F.linear(x, w)
       local a, b, c = x:read(), w:read(), y:read()

@@ -25,20 +25,21 @@ static inline void k_panel_end(const peri_k_panel_product_args *a, float *y, int
 }
 
 /** A vector of a panel. */
-static inline __attribute__((always_inline)) k_vec k_panel_load(const void *panels, int64_t at, const int32_t dtype)
+static inline __attribute__((always_inline)) k_vec k_panel_load(const char *panel, int64_t at, const int32_t dtype)
 {
-    return dtype == PERI_F32 ? k_load((const float *)panels + at) : k_load_bf16((const uint16_t *)panels + at);
+    if (dtype == PERI_I8) return k_load_i8((const int8_t *)panel + at);
+    return dtype == PERI_F32 ? k_load((const float *)(const void *)panel + at) : k_load_bf16((const uint16_t *)(const void *)panel + at);
 }
 
 /** Rows [row, row + rows) times panels [panel, panel + n). @rows, @n and @dtype are constants where this is called. */
 static inline __attribute__((always_inline)) void k_panel_tile(const peri_k_panel_product_args *a, int64_t row, int rows, int64_t panel,
                                                                int n, const int32_t dtype)
 {
-    const int64_t w = panel * PERI_PANEL * a->inner;
+    const int64_t step = peri_panel_bytes(PERI_PANEL, a->inner, dtype);
+    const char *w = (const char *)a->panels + panel * step;
     const float *x = a->x + row * a->x_stride;
     k_vec s[K_TILE_MOST_ROWS][8 * K_PANEL_VECTORS];
     const int vectors = n * K_PANEL_VECTORS;
-    const int64_t step = PERI_PANEL * a->inner;
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 16
@@ -47,7 +48,7 @@ static inline __attribute__((always_inline)) void k_panel_tile(const peri_k_pane
         k_vec column[8 * K_PANEL_VECTORS];
 #pragma GCC unroll 16
         for (int v = 0; v < vectors; v++)
-            column[v] = k_panel_load(a->panels, w + v / K_PANEL_VECTORS * step + k * PERI_PANEL + v % K_PANEL_VECTORS * K_LANES, dtype);
+            column[v] = k_panel_load(w + v / K_PANEL_VECTORS * step, k * PERI_PANEL + v % K_PANEL_VECTORS * K_LANES, dtype);
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
             const k_vec number = k_set(x[r * a->x_stride + k]);
@@ -58,8 +59,11 @@ static inline __attribute__((always_inline)) void k_panel_tile(const peri_k_pane
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 16
-        for (int v = 0; v < vectors; v++)
+        for (int v = 0; v < vectors; v++) {
+            const char *scales = w + v / K_PANEL_VECTORS * step + PERI_PANEL * a->inner;
+            if (dtype == PERI_I8) s[r][v] *= k_load((const float *)(const void *)scales + v % K_PANEL_VECTORS * K_LANES);
             k_panel_end(a, a->y + (row + r) * a->y_stride, panel * PERI_PANEL + v * K_LANES, s[r][v]);
+        }
 }
 
 /** All rows times panels [panel, panel + n), @most rows at a time. */
@@ -96,5 +100,6 @@ static void cpu_panel_product(const void *args, int64_t begin, int64_t end)
 {
     const peri_k_panel_product_args *a = args;
     if (a->dtype == PERI_BF16) k_panel_product(a, begin, end, PERI_BF16);
+    else if (a->dtype == PERI_I8) k_panel_product(a, begin, end, PERI_I8);
     else k_panel_product(a, begin, end, PERI_F32);
 }

@@ -42,6 +42,10 @@ static inline k_vec k_load_bf16(const uint16_t *p)
 {
     return (k_vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
 }
+static inline k_vec k_load_i8(const int8_t *p)
+{
+    return (k_vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
 static inline float k_sum(k_vec v) { return _mm512_reduce_add_ps((__m512)v); }
 static inline k_lvec k_widen(const int32_t *p) { return (k_lvec)_mm512_cvtepi32_epi64(_mm256_loadu_si256((const __m256i *)p)); }
 /** Lane i: the sum of lanes 0..i. */
@@ -75,6 +79,10 @@ static inline void k_store_f16(uint16_t *p, k_vec v)
 static inline k_vec k_load_bf16(const uint16_t *p)
 {
     return (k_vec)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16);
+}
+static inline k_vec k_load_i8(const int8_t *p)
+{
+    return (k_vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
 }
 static inline float k_sum(k_vec v)
 {

@@ -165,9 +165,16 @@ static void ref_panel_product(const void *args, int64_t begin, int64_t end)
     for (int64_t r = begin; r < end; r++)
         for (int64_t c = 0; c < a->cols; c++) {
             const float *x = a->x + r * a->x_stride;
-            const int64_t w = c / PERI_PANEL * PERI_PANEL * a->inner + c % PERI_PANEL;
-            float s = 0;
-            for (int64_t k = 0; k < a->inner; k++) s = fmaf(x[k], (float)ref_get(a->panels, w + k * PERI_PANEL, a->dtype), s);
+            const char *panel = (const char *)a->panels + peri_panel_bytes(c / PERI_PANEL * PERI_PANEL, a->inner, a->dtype);
+            const int64_t w = c % PERI_PANEL;
+            float s = 0, scale;
+            for (int64_t k = 0; k < a->inner; k++)
+                s = fmaf(x[k], a->dtype == PERI_I8 ? (float)((const int8_t *)panel)[w + k * PERI_PANEL]
+                                                   : (float)ref_get(panel, w + k * PERI_PANEL, a->dtype), s);
+            if (a->dtype == PERI_I8) {
+                memcpy(&scale, panel + a->inner * PERI_PANEL + w * 4, sizeof scale);
+                s *= scale;
+            }
             a->y[r * a->y_stride + c] = (float)ref_f(a->act, a->bias ? s + a->bias[c] : s, 0, 0);
         }
 }

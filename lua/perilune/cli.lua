@@ -138,7 +138,7 @@ local function add_export(parser)
   command:option("-o --output", "The model file."):argname "FILE"
   command:option("--tables", "How tables are stored: f32, f16, bf16, int8, int4, fp8, or NAME=DTYPE,...,default=DTYPE."):argname "DTYPE"
   command:option("--dense", "How the matrices of linear layers are stored: f32 (default), bf16: half as large, and faster where a batch is "
-    .. "small."):argname("DTYPE"):choices { "f32", "bf16" }
+    .. "small."):argname("DTYPE"):choices { "f32", "bf16", "int8" }
   command:option("--verify", "Compare a model file with its checksums, and print what it takes and gives."):argname "FILE"
 end
 

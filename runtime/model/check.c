@@ -233,8 +233,8 @@ static peri_status check_linear(const checker *c, peri__model_operation *o, int6
     const int64_t inner = o->sizes[0], cols = o->sizes[1], x = columns_of(c, o, 0);
     WANT(x % inner == 0 && out % cols == 0 && x / inner == out / cols, "its sizes are not those of its values");
     WANT(o->weight >= 0 && o->weight < c->m->n_sections, "its weight does not exist");
-    WANT(o->weight_dtype == PERI_F32 || o->weight_dtype == PERI_BF16, "its weight is of an unknown dtype, allowed: f32, bf16");
-    WANT(c->m->sections[o->weight].bytes == peri_panel_size(cols, inner) * peri_dtype_size(o->weight_dtype),
+    WANT(o->weight_dtype >= 0, "its weight is of an unknown dtype, allowed: f32, bf16, int8");
+    WANT(c->m->sections[o->weight].bytes == peri_panel_bytes(cols, inner, o->weight_dtype),
          "its weight is not as long as its sizes say");
     if (o->n_in > 1) WANT(is_constant(c, o, 1) && columns_of(c, o, 1) == cols, "its bias is no constant of its columns");
     return PERI_OK;

@@ -242,9 +242,9 @@ static void read_operation(peri__json *j, peri_model *m)
         } else if (KEY("weight")) {
             o->weight = number32(j);
         } else if (KEY("weight_dtype")) {
-            char text[16];
-            if (peri__json_text(j, text, sizeof text))
-                o->weight_dtype = !strcmp(text, "f32") ? PERI_F32 : !strcmp(text, "bf16") ? PERI_BF16 : -1;
+            static const char *const names[] = {"f32", "bf16", "int8"};
+            const int32_t dtypes[] = {PERI_F32, PERI_BF16, PERI_I8}, which = one_of(j, names, 3, 0);
+            o->weight_dtype = which < 0 ? -1 : dtypes[which];
         } else if (KEY("function")) {
             peri__json_text(j, o->function, sizeof o->function);
         } else if (KEY("in")) {

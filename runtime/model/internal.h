@@ -99,7 +99,7 @@ enum { PERI__MODEL_NUMBERS = 2, PERI__MODEL_TEXT = 200, PERI__MODEL_SOURCE = 100
 
 typedef struct peri__model_operation {
     int32_t kind, out, weight; /* weight: a section, or -1 */
-    int32_t weight_dtype;      /* PERI_F32, PERI_BF16; -1: unknown */
+    int32_t weight_dtype;      /* PERI_F32, PERI_BF16, PERI_I8; -1: unknown */
     int32_t n_in, n_sizes, n_bags, n_numbers;
     int32_t *in;
     int64_t *sizes;
@@ -165,9 +165,8 @@ peri_status peri__model_header(peri_model *m, const char *text, int64_t bytes, c
 peri_status peri__model_check(peri_model *m, const char *what);
 /** The format of rows that a dtype's name means (-1: none), elements or bytes and bytes of a row. */
 int32_t peri__model_format(const char *dtype, int64_t columns, int64_t *stride, int64_t *row_bytes);
-/** Make @n numbers of panels those of @dtype, PERI_F32 or PERI_BF16 (to nearest even), at the begin of the same memory; returns their
- *  bytes. */
-int64_t peri__model_panels_as(float *panels, int64_t n, int32_t dtype);
+/** Write panels of @cols x @inner numbers as those of @dtype (PERI_F32, PERI_BF16, PERI_I8; to nearest even) to @to; returns their bytes. */
+int64_t peri__model_panels_as(const float *panels, int64_t cols, int64_t inner, int32_t dtype, void *to);
 /** The bytes of a section. */
 static inline const void *peri__model_data(const peri_model *m, int32_t section) { return m->file.data + m->sections[section].offset; }
 

@@ -194,15 +194,16 @@ static peri_status take_dense(peri_checkpoint *c, const target *t, bool turned)
     if (status >= 0 && t->kind == VALUES) {
         lay(t->to, data, t->columns * 4);
     } else if (status >= 0) {
-        const int64_t size = peri_panel_size(t->rows, t->columns);
-        float *panels = peri__alloc(sizeof *panels * (size_t)size);
-        if (panels) {
+        float *panels = peri__alloc(sizeof *panels * (size_t)peri_panel_size(t->rows, t->columns));
+        void *bytes = peri__alloc((size_t)peri_panel_bytes(t->rows, t->columns, t->dtype));
+        if (panels && bytes) {
             peri_panel_pack(panels, data, t->rows, t->columns, turned ? 1 : t->columns, turned ? t->rows : 1);
-            lay(t->to, panels, peri__model_panels_as(panels, size, t->dtype));
+            lay(t->to, bytes, peri__model_panels_as(panels, t->rows, t->columns, t->dtype, bytes));
         } else {
             status = PERI_ENOMEM;
         }
         peri__free(panels);
+        peri__free(bytes);
     }
     peri_tensor_release(wide);
     peri_tensor_release(x);

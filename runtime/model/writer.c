@@ -9,7 +9,9 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <float.h>
 #include <limits.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/random.h>
@@ -152,35 +154,62 @@ peri_status peri_model_writer_put(peri_model_writer *writer, const void *data, i
     return put(writer, data, bytes);
 }
 
-int64_t peri__model_panels_as(float *panels, int64_t n, int32_t dtype)
+/** The code of a number; 0 where the scale is no use. */
+static int8_t code_of(float x, float scale)
 {
-    if (dtype == PERI_F32) return n * 4;
-    for (int64_t i = 0; i < n; i++) {
-        const uint16_t narrow = k_f32_to_bf16(panels[i]);
-        memcpy((char *)panels + 2 * i, &narrow, sizeof narrow);
+    return scale > 0 && scale <= FLT_MAX ? (int8_t)lrintf(fmaxf(-127, fminf(127, x / scale))) : 0;
+}
+
+/** One panel of @inner rows as codes, and then the scales of its columns. */
+static void panel_as_codes(const float *panel, int64_t inner, char *to)
+{
+    float scales[PERI_PANEL];
+    for (int64_t c = 0; c < PERI_PANEL; c++) {
+        float most = 0;
+        for (int64_t k = 0; k < inner; k++) {
+            const float x = fabsf(panel[k * PERI_PANEL + c]);
+            if (!(x <= most) && most == most) most = x; /* NaN stays, and makes all of the column NaN */
+        }
+        scales[c] = most / 127;
     }
-    return n * 2;
+    for (int64_t i = 0; i < inner * PERI_PANEL; i++) to[i] = (char)code_of(panel[i], scales[i % PERI_PANEL]);
+    memcpy(to + inner * PERI_PANEL, scales, sizeof scales);
+}
+
+int64_t peri__model_panels_as(const float *panels, int64_t cols, int64_t inner, int32_t dtype, void *to)
+{
+    const int64_t n = peri_panel_size(cols, inner);
+    char *out = to;
+    if (dtype == PERI_F32) memcpy(to, panels, sizeof *panels * (size_t)n);
+    for (int64_t at = 0; dtype == PERI_I8 && at < n; at += PERI_PANEL * inner, out += peri_panel_bytes(PERI_PANEL, inner, dtype))
+        panel_as_codes(panels + at, inner, out);
+    for (int64_t i = 0; dtype == PERI_BF16 && i < n; i++) {
+        const uint16_t narrow = k_f32_to_bf16(panels[i]);
+        memcpy(out + 2 * i, &narrow, sizeof narrow);
+    }
+    return peri_panel_bytes(cols, inner, dtype);
 }
 
 peri_status peri_model_writer_matrix(peri_model_writer *writer, const float *weight, int64_t columns, int64_t inner, int32_t dtype)
 {
     PERI_NEED(writer);
     PERI_NEED(weight);
-    if (dtype != PERI_F32 && dtype != PERI_BF16)
-        return peri__fail(PERI_EINVAL, "peri_model_writer_matrix: dtype %s, allowed: f32, bf16", peri_dtype_name(dtype));
+    if (dtype != PERI_F32 && dtype != PERI_BF16 && dtype != PERI_I8)
+        return peri__fail(PERI_EINVAL, "peri_model_writer_matrix: dtype %s, allowed: f32, bf16, i8", peri_dtype_name(dtype));
     if (columns < 1 || inner < 1)
         return peri__fail(PERI_EINVAL, "peri_model_writer_matrix: a matrix of %lld x %lld, allowed: 1 and more", (long long)columns,
                           (long long)inner);
     const int64_t step = peri__max(PACKED / PERI_PANEL / inner, 1) * PERI_PANEL; /* columns at a time: whole panels */
     float *panels = peri__alloc(sizeof *panels * (size_t)peri_panel_size(peri__min(step, columns), inner));
-    if (!panels) return PERI_ENOMEM;
-    peri_status status = PERI_OK;
+    void *bytes = peri__alloc((size_t)peri_panel_bytes(peri__min(step, columns), inner, dtype));
+    peri_status status = panels && bytes ? PERI_OK : PERI_ENOMEM;
     for (int64_t c = 0; c < columns && status >= 0; c += step) {
         const int64_t n = peri__min(step, columns - c);
         peri_panel_pack(panels, weight + c * inner, n, inner, inner, 1);
-        status = peri_model_writer_put(writer, panels, peri__model_panels_as(panels, peri_panel_size(n, inner), dtype));
+        status = peri_model_writer_put(writer, bytes, peri__model_panels_as(panels, n, inner, dtype, bytes));
     }
     peri__free(panels);
+    peri__free(bytes);
     return status;
 }
 

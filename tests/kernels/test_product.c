@@ -15,6 +15,7 @@ enum { MOST_ROWS = 14, MOST_COLS = 150, MOST_INNER = 70, PAD = 3 };
 static float x[MOST_ROWS * (MOST_INNER + PAD)], w[MOST_COLS * MOST_INNER], bias[MOST_COLS];
 static float panels[(MOST_COLS + PERI_PANEL) * MOST_INNER];
 static uint16_t narrow[(MOST_COLS + PERI_PANEL) * MOST_INNER];
+static char coded[(MOST_COLS + PERI_PANEL) * (MOST_INNER + 4)];
 
 static void fill(float *to, int64_t n, uint32_t seed)
 {
@@ -31,12 +32,28 @@ static void run(const peri_kernels *k, peri_k_panel_product_args *a, float *y, i
     for (int64_t r = 0; r < rows; r += split) k->fn[PERI_K_panel_product](a, r, r + split < rows ? r + split : rows);
 }
 
+static int8_t code_of(int64_t i) { return (int8_t)(w[i] * 127); }
+/** Scales of columns: no powers of two, and one is 0. */
+static float scale_of(int64_t c) { return (float)(c % 7) / 3; }
+
+/** Panels of codes. */
+static void fill_coded(int64_t cols, int64_t inner)
+{
+    for (int64_t c = 0; c < (cols + PERI_PANEL - 1) / PERI_PANEL * PERI_PANEL; c++) {
+        char *panel = coded + c / PERI_PANEL * peri_panel_bytes(PERI_PANEL, inner, PERI_I8);
+        const float scale = scale_of(c);
+        for (int64_t k = 0; k < inner; k++) panel[k * PERI_PANEL + c % PERI_PANEL] = c < cols ? code_of(c * inner + k) : 0;
+        memcpy(panel + inner * PERI_PANEL + c % PERI_PANEL * 4, &scale, sizeof scale);
+    }
+}
+
 /** A weight as panels of @dtype have it: the upper half of an f32 is a bf16. */
 static float weight_of(int64_t i, int32_t dtype)
 {
     uint32_t bits;
     float value;
     memcpy(&bits, &w[i], sizeof bits);
+    if (dtype == PERI_I8) return (float)code_of(i);
     if (dtype == PERI_BF16) bits &= 0xffff0000u;
     memcpy(&value, &bits, sizeof bits);
     return value;
@@ -55,12 +72,15 @@ static void check(int64_t rows, int64_t cols, int64_t inner, int32_t act, bool b
         memcpy(&bits, &panels[i], sizeof bits);
         narrow[i] = (uint16_t)(bits >> 16);
     }
+    fill_coded(cols, inner);
     if (dtype == PERI_BF16) a.panels = narrow, a.dtype = dtype;
+    if (dtype == PERI_I8) a.panels = coded, a.dtype = dtype;
     for (int64_t i = 0; i < MOST_ROWS * (MOST_COLS + PAD); i++) want[i] = -7;
     for (int64_t r = 0; r < rows; r++)
         for (int64_t c = 0; c < cols; c++) {
             float s = 0;
             for (int64_t k = 0; k < inner; k++) s = fmaf(x[r * a.x_stride + k], weight_of(c * inner + k, dtype), s);
+            if (dtype == PERI_I8) s *= scale_of(c);
             if (biased) s += bias[c];
             want[r * a.y_stride + c] = act == PERI_UNARY_RELU && s < 0 ? 0 : s;
         }
@@ -89,6 +109,7 @@ static void all_instruction_sets_have_the_bits_of_sums_in_order(void **state)
                 const int32_t act = rows % 2 ? PERI_UNARY_RELU : PERI_UNARY_IDENTITY;
                 check(rows, cols[c], inner[k], act, rows % 3 != 0, PERI_F32);
                 check(rows, cols[c], inner[k], act, rows % 3 != 0, PERI_BF16);
+                check(rows, cols[c], inner[k], act, rows % 3 != 0, PERI_I8);
             }
 }
 

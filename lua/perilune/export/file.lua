@@ -136,7 +136,7 @@ function Writer:matrix(p)
   local shape, section = t:shape(), self:begin(self.names[p.at], p.transposed)
   if self.handle then
     local buffer = t:read()
-    check(C.peri_model_writer_matrix(self.handle.ptr, buffer, shape[1], shape[2], P.dtype(self.dense)))
+    check(C.peri_model_writer_matrix(self.handle.ptr, buffer, shape[1], shape[2], P.dtype(self.dense == "int8" and "i8" or self.dense)))
   end
   self.panels[key] = section
   return section

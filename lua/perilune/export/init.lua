@@ -25,7 +25,7 @@ local arguments = {
   batches = util.required,            -- held-out batches, a list or a loader; of at least SAMPLES[2] samples the first
   call = util.optional,               -- function(model, batch) -> a tensor, or tensors by name; default: logits(batch), else model(batch)
   tables = "as they are",             -- dtype of all tables in the file, or { name = dtype, default = dtype }
-  dense = "f32",                      -- dtype of the matrices of linear layers in the file: "f32" or "bf16"
+  dense = "f32",                      -- dtype of the matrices of linear layers in the file: "f32", "bf16" or "int8"
   unknown = "refuse",                 -- ids without a row: "refuse" or "skip"
   optional = util.optional.list,      -- names of inputs that may be missing: an empty list, or zeros
   finite = true,                      -- NaN and infinities of dense inputs are refused
@@ -257,7 +257,7 @@ function M.save(model, path, options)
   if a.unknown ~= "refuse" and a.unknown ~= "skip" then
     P.fail(("%s: unknown is '%s', allowed: refuse, skip"):format(func, tostring(a.unknown)))
   end
-  util.one_of(func, "dense", a.dense, { "f32", "bf16" })
+  util.one_of(func, "dense", a.dense, { "f32", "bf16", "int8" })
   a.batches = listed(signature.value(func, "batches", a.batches, "batches"))
   if #a.batches == 0 or samples_of(func, a.batches[1]) < SAMPLES[2] then
     P.fail(("%s: batches are the held-out batches to compare on; the first one needs at least %d samples"):format(func, SAMPLES[2]))

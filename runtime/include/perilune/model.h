@@ -229,8 +229,8 @@ PERI_API peri_status peri_model_writer_new(const char *path, peri_model_writer *
 PERI_API peri_status peri_model_writer_begin(peri_model_writer *writer, int32_t *section);
 /** Append @bytes of @data to the section. */
 PERI_API peri_status peri_model_writer_put(peri_model_writer *writer, const void *data, int64_t bytes);
-/** Append the matrix @weight [columns][inner], as peri_op_linear takes it, in the panels that the operation `linear` reads, as @dtype,
- *  PERI_F32 or PERI_BF16 (rounded to nearest even). */
+/** Append the matrix @weight [columns][inner], as peri_op_linear takes it, in the panels that the operation `linear` reads, as @dtype:
+ *  PERI_F32, PERI_BF16 (rounded to nearest even), or PERI_I8 (codes from -127 to 127, and a scale for each column). */
 PERI_API peri_status peri_model_writer_matrix(peri_model_writer *writer, const float *weight, int64_t columns, int64_t inner,
                                               int32_t dtype);
 /** The same as PERI_F32. */
