@@ -1,0 +1,188 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * http.c: what HTTP costs: a client of `perilune serve` that keeps its connections.
+ *
+ *   http PORT PATH BODY-FILE OUT.jsonl
+ *
+ *   low     one connection, one request after the other: microseconds of a request, and those beside what the server says that it waited
+ *           and computed (the header Server-Timing)
+ *   peak    CONNECTIONS connections, each as fast as it can
+ *   half    the same connections at half of the peak's rate, at times that do not wait for answers: a request counts from the moment at
+ *           which it was due
+ */
+#include <arpa/inet.h>
+#include <netinet/tcp.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { CONNECTIONS = 8, LOW = 3000, WARM = 300, MOST = 1 << 20, ROOM = 1 << 20 };
+static const double SECONDS = 3;
+
+static char *request;
+static size_t request_bytes;
+static int port;
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static void fail(const char *what)
+{
+    perror(what);
+    exit(1);
+}
+
+static int open_connection(void)
+{
+    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    int fd = socket(AF_INET, SOCK_STREAM, 0), one = 1;
+    if (fd < 0 || connect(fd, (struct sockaddr *)&to, sizeof to) != 0) fail("http: connect");
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    return fd;
+}
+
+/** A header of an answer, or NULL. */
+static char *header_of(char *answer, const char *name)
+{
+    for (char *line = strstr(answer, "\r\n"); line && line[2] != '\r'; line = strstr(line + 2, "\r\n"))
+        if (!strncasecmp(line + 2, name, strlen(name)) && line[2 + strlen(name)] == ':') return line + 3 + strlen(name);
+    return NULL;
+}
+
+/** Ask once; returns the milliseconds that the server says it took. */
+static double ask(int fd, char *room)
+{
+    size_t got = 0, wanted = 0;
+    for (size_t sent = 0; sent < request_bytes;) {
+        ssize_t n = write(fd, request + sent, request_bytes - sent);
+        if (n <= 0) fail("http: write");
+        sent += (size_t)n;
+    }
+    while (wanted == 0 || got < wanted) {
+        ssize_t n = read(fd, room + got, ROOM - 1 - got);
+        if (n <= 0) fail("http: read");
+        got += (size_t)n;
+        room[got] = 0;
+        char *end = strstr(room, "\r\n\r\n"), *length = end ? header_of(room, "Content-Length") : NULL;
+        if (end && !length) fail("http: an answer without a length");
+        if (end) wanted = (size_t)(end + 4 - room) + (size_t)strtoull(length, NULL, 10);
+    }
+    if (strncmp(room, "HTTP/1.1 200", 12) != 0) {
+        fprintf(stderr, "http: %.300s\n", room);
+        exit(1);
+    }
+    double sum = 0;
+    char *timing = header_of(room, "Server-Timing"), *stop = timing ? strstr(timing, "\r\n") : NULL;
+    while (timing && (timing = strstr(timing, "dur=")) && timing < stop) sum += strtod(timing += 4, NULL);
+    return sum;
+}
+
+typedef struct worker {
+    pthread_t thread;
+    double begin, end, rate; /* rate: requests a second; 0: as fast as it can */
+    int number;
+    int64_t n;
+    double *took;
+} worker;
+
+static void *work(void *arg)
+{
+    worker *w = arg;
+    int fd = open_connection();
+    char *room = malloc(ROOM);
+    if (!room) fail("http: memory");
+    for (double due = w->begin + w->number / (w->rate ? w->rate * CONNECTIONS : 1e9); w->n < MOST / CONNECTIONS;) {
+        for (double left = due - now(); w->rate && left > 0; left = due - now())
+            if (left > 200e-6) usleep((useconds_t)(left * 1e6 - 100));
+        const double from = w->rate ? due : now();
+        if (from >= w->end) break;
+        ask(fd, room);
+        w->took[w->n++] = now() - from;
+        if (w->rate) due += 1 / w->rate;
+    }
+    close(fd);
+    free(room);
+    return NULL;
+}
+
+static int by_size(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double part(double *x, int64_t n, double p)
+{
+    qsort(x, (size_t)n, sizeof *x, by_size);
+    return x[(int64_t)((double)(n - 1) * p)] * 1e6;
+}
+
+/** All connections for SECONDS at @rate requests a second (0: as fast as they can); returns how many a second were answered. */
+static double load(double rate, double *took, int64_t *n)
+{
+    static worker workers[CONNECTIONS];
+    const double begin = now() + 0.05;
+    *n = 0;
+    for (int i = 0; i < CONNECTIONS; i++) {
+        workers[i] = (worker){.begin = begin, .end = begin + SECONDS, .rate = rate / CONNECTIONS, .number = i,
+                              .took = took + (int64_t)i * (MOST / CONNECTIONS)};
+        if (pthread_create(&workers[i].thread, NULL, work, &workers[i]) != 0) fail("http: thread");
+    }
+    for (int i = 0; i < CONNECTIONS; i++) {
+        pthread_join(workers[i].thread, NULL);
+        memmove(took + *n, workers[i].took, sizeof *took * (size_t)workers[i].n);
+        *n += workers[i].n;
+    }
+    return (double)*n / (now() - begin);
+}
+
+static void read_request(const char *path, const char *file)
+{
+    FILE *f = fopen(file, "rb");
+    if (!f || !(request = malloc(ROOM))) fail(file);
+    static char body[ROOM / 2];
+    const size_t bytes = fread(body, 1, sizeof body, f);
+    fclose(f);
+    request_bytes = (size_t)snprintf(request, ROOM, "POST %s HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %zu\r\n\r\n%.*s", path, bytes,
+                                     (int)bytes, body);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc != 5) return fprintf(stderr, "usage: http PORT PATH BODY-FILE OUT.jsonl\n"), 2;
+    static double took[MOST], beside[LOW];
+    char *room = malloc(ROOM);
+    FILE *out = fopen(argv[4], "a");
+    port = atoi(argv[1]);
+    read_request(argv[2], argv[3]);
+    if (!out || !room) fail(argv[4]);
+    int fd = open_connection();
+    for (int i = -WARM; i < LOW; i++) {
+        const double from = now(), own = ask(fd, room) * 1e-3;
+        if (i >= 0) took[i] = now() - from, beside[i] = took[i] - own;
+    }
+    close(fd);
+    const double p50 = part(took, LOW, 0.5), p99 = part(took, LOW, 0.99), http = part(beside, LOW, 0.5);
+    printf("http, one connection: %.0f us a request (99th percentile %.0f), %.0f of them beside waiting and computing\n", p50, p99, http);
+    fprintf(out, "{\"case\":\"http-low\",\"threads\":1,\"p50_us\":%.1f,\"p99_us\":%.1f,\"http_us\":%.1f}\n", p50, p99, http);
+    int64_t n;
+    const double peak = load(0, took, &n);
+    const double peak50 = part(took, n, 0.5), peak99 = part(took, n, 0.99);
+    printf("http, %d connections: %.0f requests a second at most; %.0f us, 99th percentile %.0f\n", CONNECTIONS, peak, peak50, peak99);
+    fprintf(out, "{\"case\":\"http-peak\",\"threads\":%d,\"p50_us\":%.1f,\"p99_us\":%.1f,\"samples_per_s\":%.0f}\n", CONNECTIONS, peak50,
+            peak99, peak);
+    const double half = load(peak / 2, took, &n), half50 = part(took, n, 0.5), half99 = part(took, n, 0.99);
+    printf("http, at half of that, %.0f a second: %.0f us, 99th percentile %.0f: %.1f times\n", half, half50, half99, half99 / half50);
+    fprintf(out, "{\"case\":\"http-half\",\"threads\":%d,\"p50_us\":%.1f,\"p99_us\":%.1f,\"samples_per_s\":%.0f}\n", CONNECTIONS, half50,
+            half99, half);
+    return fclose(out) != 0;
+}

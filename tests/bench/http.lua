@@ -1,0 +1,43 @@
+-- http.lua: what HTTP adds to a call: a model file of 26 tables, served on this machine, and tests/bench/http.c as its client.
+--
+--   perilune run tests/bench/http.lua PERILUNE HTTP OUT.jsonl
+local peri = require "perilune"
+peri.init()
+local perilune, client, out = arg[1], arg[2], arg[3]
+local nn = peri.nn
+
+local tables, fields = {}, {}
+for i = 1, 26 do
+  tables[i] = peri.EmbeddingBagConfig { name = "t" .. i, num_embeddings = 10000, embedding_dim = 64, feature_names = { "f" .. i } }
+  fields[i] = ('"f%d":%d'):format(i, i * 379 % 10000)
+end
+local model = nn.DLRMTrain(nn.DLRM { embedding_bag_collection = peri.EmbeddingBagCollection { tables = tables }, dense_in_features = 13,
+  dense_arch_layer_sizes = { 512, 256, 64 }, over_arch_layer_sizes = { 512, 512, 256, 1 } })
+local values, lengths, keys = {}, {}, {}
+for i = 1, 26 do
+  keys[i] = "f" .. i
+  for k = 1, 16 do values[#values + 1], lengths[#lengths + 1] = (i * k * 379) % 10000, 1 end
+end
+local path, body = os.tmpname() .. ".peri", os.tmpname()
+model:export(path, { name = "m", tables = "int8", dense = "bf16", allowed_difference = 1, batches = { {
+  dense_features = peri.Tensor.uniform({ 16, 13 }, -1, 1, 1),
+  sparse_features = peri.KeyedJaggedTensor { keys = keys, values = values, lengths = lengths } } } })
+local file = assert(io.open(body, "w"))
+file:write(('{"instances":[{"dense_features":[%s],%s}]}'):format(("0.5,"):rep(12) .. "0.25", table.concat(fields, ",")))
+file:close()
+
+local log = os.tmpname()
+local pipe = io.popen(("%s serve %s -p 0 >%s 2>&1 & echo $!"):format(perilune, path, log))
+local server, port = pipe:read "*n", nil
+pipe:close()
+for _ = 1, 100 do
+  local text = io.open(log)
+  port = text:read("*a"):match "http://[%d.]+:(%d+)/"
+  text:close()
+  if port then break end
+  os.execute "sleep 0.1"
+end
+local ok = port and os.execute(("%s %s /v1/models/m:predict %s %s"):format(client, port, body, out)) == 0
+os.execute("kill " .. server)
+for _, name in ipairs { path, body, log } do os.remove(name) end
+os.exit(ok and 0 or 1)
