@@ -205,6 +205,45 @@ describe("a model file", function()
     end
   end)
 
+  describe("of a size", function()
+    local Model = nn.Module:extend "Model"
+    function Model:init()
+      self.ebc, self.over = collection(), nn.Linear { in_features = 8 * #NAMES, out_features = 2 }
+      local w = self.over.weight
+      w:slice(2, 8, 16):fill(0) -- nobody hears of t_b, and little of t_c
+      w:slice(2, 16, 24):copy(w:slice(2, 16, 24) * 0.01)
+    end
+    function Model:forward(b) return self.over(self.ebc(b.sparse_features):values()) end
+    local model, rows = Model(), ROWS * 8 * 4
+    local function chosen(saved, options)
+      options = peri.util.copy(options or {})
+      local whole = export(model, {}) and peri.export.open(path):describe().bytes
+      options.size = whole + 2048 - saved
+      local report, file = export(model, options)
+      assert.is_true(file:describe().bytes <= options.size)
+      return peri.util.map(file:tables(), function(t) return t.dtype end), report
+    end
+
+    it("rounds first what the answers depend on least, and no more than is needed", function()
+      local loose = { allowed_difference = 1 }
+      local dtypes, report = chosen(rows * 0.4, loose)
+      assert.same({ "f32", "f32" }, { dtypes[1], dtypes[3] })
+      assert.is_true(dtypes[2] ~= "f32")
+      assert.equal(0, report.difference) -- the other numbers are the model's
+      assert.matches("table t_a: f32, 1600 bytes\ntable t_b: %w+, %d+ bytes, not f32; by itself that changes answers by 0 of",
+        tostring(report))
+      dtypes, report = chosen(rows * 1.2, loose)
+      assert.equal("f32", dtypes[1])
+      assert.is_true(dtypes[2] ~= "f32" and dtypes[3] ~= "f32" and report.difference > 0)
+    end)
+    it("is refused where that is too small, or loses too much", function()
+      assert.error_matches(function() chosen(rows * 3) end, "with all tables as small as can be the file has some %d+")
+      assert.error_matches(function() chosen(rows * 2.2, { allowed_difference = 1e-9 }) end, "the file would answer otherwise")
+      assert.error_matches(function() export(model, { size = "2X" }) end, "size '2X', wanted bytes, such as 2G")
+      assert.error_matches(function() export(model, { size = "2G", tables = "int8" }) end, "allowed: one of them")
+    end)
+  end)
+
   it("is not published if it loses too much", function()
     local ok, why = pcall(export, dlrm {}, { tables = "int4", allowed_difference = 1e-9 })
     assert.is_false(ok)

@@ -10,6 +10,7 @@
 #include "internal.h"
 
 #include <perilune/collision.h>
+#include <perilune/retrieval.h>
 
 /** Numbers of one sample in one array, and rows of a table. */
 #define MOST_COLUMNS ((int64_t)1 << 26)
@@ -353,6 +354,18 @@ static peri_status check_matmul(const checker *c, const peri__model_operation *o
     return PERI_OK;
 }
 
+static peri_status check_top(const checker *c, const peri__model_operation *o, int64_t out)
+{
+    const peri_model *m = c->m;
+    WANT(o->table >= 0 && o->table < m->n_tables, "its table does not exist");
+    const peri_model_table *t = &m->tables[o->table];
+    WANT(t->columns == columns_of(c, o, 0), "its table has other columns than its value");
+    WANT(t->rows <= 1 << 24, "its table has more than 16,777,216 rows, whose numbers f32 does not hold");
+    WANT(o->n_sizes == 1 && o->sizes[0] >= 1 && o->sizes[0] <= peri__min(t->rows, PERI_TOP_MOST), "it finds too many rows, or none");
+    WANT(out == 2 * o->sizes[0], "its result is not twice as long as the rows that it finds are many");
+    return PERI_OK;
+}
+
 static peri_status check_sizes(const checker *c, peri__model_operation *o, int64_t out)
 {
     switch (o->kind) {
@@ -373,6 +386,7 @@ static peri_status check_sizes(const checker *c, peri__model_operation *o, int64
     case PERI__MODEL_softmax: return check_around(c, o, out);
     case PERI__MODEL_layer_norm: return check_layer_norm(c, o, out);
     case PERI__MODEL_matmul: return check_matmul(c, o, out);
+    case PERI__MODEL_top: return check_top(c, o, out);
     case PERI__MODEL_rows:
     case PERI__MODEL_lengths: return check_list(c, o, out);
     default: return bad(c, "it has no kind");

@@ -66,6 +66,7 @@ static int64_t scratch_of(const peri_model *m, int64_t block)
         int64_t n = 0;
         if (o->kind == PERI__MODEL_layer_norm) n = 2 * o->sizes[0] * block;
         if (o->kind == PERI__MODEL_matmul) n = peri_panel_size(o->sizes[2], o->sizes[3]) + o->sizes[1] * o->sizes[3];
+        if (o->kind == PERI__MODEL_top) n = peri__model_top_scratch(m, o);
         most = peri__max(most, n);
     }
     return most;

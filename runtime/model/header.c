@@ -232,7 +232,7 @@ static void read_operation(peri__json *j, peri_model *m)
     char key[32];
     if (!grow(j, &m->operations, m->n_operations, sizeof *m->operations)) return;
     peri__model_operation *o = &m->operations[m->n_operations++];
-    o->kind = o->out = o->weight = -1;
+    o->kind = o->out = o->weight = o->table = -1;
     peri__json_enter(j, '{');
     while (peri__json_key(j, key, sizeof key)) {
         if (KEY("op")) {
@@ -241,6 +241,8 @@ static void read_operation(peri__json *j, peri_model *m)
             o->out = number32(j);
         } else if (KEY("weight")) {
             o->weight = number32(j);
+        } else if (KEY("table")) {
+            o->table = number32(j);
         } else if (KEY("weight_dtype")) {
             static const char *const names[] = {"f32", "bf16", "int8"};
             const int32_t dtypes[] = {PERI_F32, PERI_BF16, PERI_I8}, which = one_of(j, names, 3, 0);

@@ -80,7 +80,7 @@ typedef struct peri__model_value {
 #define PERI__MODEL_OPERATIONS(X)                                                                                                          \
     X(lookup, 0, 0) X(linear, 1, 2) X(unary, 1, 1) X(binary, 2, 2) X(muladd, 3, 3) X(cross, 3, 4) X(interaction, 2, 2) X(copy, 1, 1)       \
     X(cat, 1, 65536) X(sum, 1, 1) X(softmax, 1, 1) X(layer_norm, 1, 3) X(matmul, 2, 2) X(rows, 0, 0) X(lengths, 0, 0)       \
-    X(compare, 1, 2) X(where, 3, 3)
+    X(compare, 1, 2) X(where, 3, 3) X(top, 1, 1)
 enum {
 #define X(name, least, most) PERI__MODEL_##name,
     PERI__MODEL_OPERATIONS(X)
@@ -99,6 +99,7 @@ enum { PERI__MODEL_NUMBERS = 2, PERI__MODEL_TEXT = 200, PERI__MODEL_SOURCE = 100
 
 typedef struct peri__model_operation {
     int32_t kind, out, weight; /* weight: a section, or -1 */
+    int32_t table;             /* of top: the items; -1 */
     int32_t weight_dtype;      /* PERI_F32, PERI_BF16, PERI_I8; -1: unknown */
     int32_t n_in, n_sizes, n_bags, n_numbers;
     int32_t *in;
@@ -165,7 +166,8 @@ peri_status peri__model_header(peri_model *m, const char *text, int64_t bytes, c
 peri_status peri__model_check(peri_model *m, const char *what);
 /** The format of rows that a dtype's name means (-1: none), elements or bytes and bytes of a row. */
 int32_t peri__model_format(const char *dtype, int64_t columns, int64_t *stride, int64_t *row_bytes);
-/** Write panels of @cols x @inner numbers as those of @dtype (PERI_F32, PERI_BF16, PERI_I8; to nearest even) to @to; returns their bytes. */
+/** Write panels of @cols x @inner numbers as those of @dtype (PERI_F32, PERI_BF16, PERI_I8; to nearest even) to @to; returns their
+ *  bytes. */
 int64_t peri__model_panels_as(const float *panels, int64_t cols, int64_t inner, int32_t dtype, void *to);
 /** The bytes of a section. */
 static inline const void *peri__model_data(const peri_model *m, int32_t section) { return m->file.data + m->sections[section].offset; }
@@ -206,6 +208,8 @@ struct peri_model_context {
 /** peri_model_check, with lists of at most @max_ids ids; without @skipped, raw ids are looked for only where the answer may be an error. */
 peri_status peri__model_values(const char *function, const peri_model *m, int64_t batch, int64_t max_ids, const peri_model_values *inputs,
                                int64_t *skipped);
+/** f32 numbers that the operation top needs beside its values. */
+int64_t peri__model_top_scratch(const peri_model *m, const peri__model_operation *o);
 /** All operations for samples [first, first + n). */
 void peri__model_run(peri_model_context *c, int64_t first, int64_t n, const peri_model_values *inputs);
 

@@ -6,6 +6,9 @@
 #include "../../kernels/dense.h"
 #include "../../kernels/tbe.h"
 #include "../../kernels/work.h"
+#include "../../kernels/nearest.h"
+#include "../sparse/internal.h"
+#include "../embed/internal.h"
 #include "internal.h"
 
 /** One operation, and the samples that it is for. */
@@ -312,6 +315,44 @@ static void run_layer_norm(const run *r)
                                          .weight = r->o->n_in > 1 ? in(r, 1) : NULL, .bias = r->o->n_in > 2 ? in(r, 2) : NULL,
                                          .dtype = PERI_F32, .cols = r->o->sizes[1], .eps = r->o->numbers[0]};
     CALL(r, layer_norm, &args, rows);
+}
+
+/* -- retrieval ------------------------------------------------------------------------------------------------------------------------- */
+
+enum { TOP_QUERIES = 16 }; /* that are looked for in one pass over the items */
+
+int64_t peri__model_top_scratch(const peri_model *m, const peri__model_operation *o)
+{
+    return TOP_QUERIES * o->sizes[0] * 6 + PERI_NEAREST_ROWS * m->tables[o->table].columns;
+}
+
+/** Of each sample the scores of the items with the largest products, and then their numbers. */
+static void run_top(const run *r)
+{
+    const peri_model *m = r->c->model;
+    const peri_model_table *t = &m->tables[r->o->table];
+    const peri__model_rows *rows = &m->rows[r->o->table];
+    const int64_t k = r->o->sizes[0], room = TOP_QUERIES * k;
+    int64_t *found = (int64_t *)(void *)r->c->scratch;
+    float *scores = (float *)(found + 2 * room);
+    peri_k_nearest_args a = {.op = {.items = peri__model_data(m, rows->section), .scores = scores, .indices = found, .n_items = t->rows,
+                                    .dim = t->columns, .k = k, .stride = rows->row_bytes, .dtype = rows->format},
+                             .part_scores = scores + room, .part_indices = found + room, .rows = scores + 2 * room, .parts = 1};
+    if (peri__tbe_bytes(rows->format)) {
+        const peri_row_format format = peri__tbe_row_format(rows->format);
+        if (peri__rows_layout("peri_model_predict", &format, t->columns, &a.op.format) < 0) return; /* all formats of tables have one */
+    }
+    for (int64_t q = 0; q < r->n; q += a.op.n_queries) {
+        a.op.n_queries = peri__min(TOP_QUERIES, r->n - q);
+        a.op.queries = in(r, 0) + q * t->columns;
+        CALL(r, nearest_part, &a, 1);
+        CALL(r, nearest_merge, &a, a.op.n_queries);
+        for (int64_t i = 0; i < a.op.n_queries; i++) {
+            float *out = r->out + (q + i) * r->columns;
+            memcpy(out, scores + i * k, sizeof *out * (size_t)k);
+            for (int64_t j = 0; j < k; j++) out[k + j] = (float)found[i * k + j];
+        }
+    }
 }
 
 /* -- all of them ----------------------------------------------------------------------------------------------------------------------- */

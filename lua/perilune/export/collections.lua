@@ -148,6 +148,34 @@ local function dtype_of(func, out, wanted)
   return dtype, dtype ~= own and dtype ~= "f32"
 end
 
+--- Number of `key` in a list that knows its entries by keys; new ones are made by make().
+local function number_of(list, key, make)
+  if not list[key] then
+    list[#list + 1] = make()
+    list[key] = #list - 1
+  end
+  return list[key]
+end
+
+--- The tables of items that operations search, behind those of collections. names: of the model's state (file.Writer).
+function M.items(func, a, kept, tables, names)
+  for _, o in ipairs(kept) do
+    if o.items then
+      local t = util.resolve(o.items.constant):detach()
+      local source = names[o.items.at] or names[file.place(t)]
+      local name = source or ("items%d"):format(#tables)
+      o.table = number_of(tables, source or o.items.at, function()
+        local own = t:dtype()
+        local dtype = type(a.tables) == "table" and (a.tables[name] or a.tables.default) or a.tables
+        if type(dtype) ~= "string" or dtype == "as they are" then dtype = own end
+        if not file.table_dtypes[dtype] then P.fail(("%s: items '%s' as '%s'"):format(func, name, dtype)) end
+        return { name = name, weight = t, rows = t:size(1), columns = t:size(2), dtype = dtype, source = source,
+          rounded = dtype ~= own and dtype ~= "f32" }
+      end)
+    end
+  end
+end
+
 --- Inputs as they are found, each once by its name.
 local Inputs = util.class "ExportInputs"
 
@@ -167,15 +195,6 @@ function Inputs:number(name, key, fields)
     self.optional[name] = nil
   end
   return known.index
-end
-
---- Number of `key` in a list that knows its entries by keys; new ones are made by make().
-local function number_of(list, key, make)
-  if not list[key] then
-    list[#list + 1] = make()
-    list[key] = #list - 1
-  end
-  return list[key]
 end
 
 --- The inputs, the tables and the maps of the file: fills in the numbers that operations and values have for them.

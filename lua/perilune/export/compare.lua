@@ -43,7 +43,10 @@ local function quality(predictions, labels)
 end
 
 local Report = util.class "ExportReport"
-function Report:init() self.samples, self.difference, self.differ, self.numbers, self.model, self.file = 0, 0, 0, 0, false, false end
+function Report:init()
+  self.samples, self.difference, self.differ, self.numbers, self.model, self.file = 0, 0, 0, 0, false, false
+  self.chosen = false -- dtypes of tables, in words, where the exporter chose them
+end
 function Report:__tostring()
   local lines = { ("%d of %d numbers for %d samples differ, by up to %.3g"):format(self.differ, self.numbers, self.samples,
     self.difference) }
@@ -51,6 +54,7 @@ function Report:__tostring()
     lines[2] = ("AUC %.6f, NE %.6f of the model; AUC %.6f, NE %.6f of the file"):format(self.model.auc, self.model.ne, self.file.auc,
       self.file.ne)
   end
+  if self.chosen then table.insert(lines, 1, self.chosen) end
   return table.concat(lines, "\n")
 end
 

@@ -200,6 +200,7 @@ local function operation_json(o, index, weight, dense, bags)
     add("weight", weight)
     add("weight_dtype", dense)
   end
+  if o.table then add("table", o.table) end
   if bags then add("bags", bags) end
   return fields
 end

@@ -18,6 +18,7 @@ local collections = require "perilune.export.collections"
 local file = require "perilune.export.file"
 local opened = require "perilune.export.open"
 local compare = require "perilune.export.compare"
+local budget = require "perilune.export.budget"
 
 local M = { open = opened.open, follow = opened.follow, ordered = compare.ordered }
 
@@ -26,6 +27,7 @@ local arguments = {
   call = util.optional,               -- function(model, batch) -> a tensor, or tensors by name; default: logits(batch), else model(batch)
   tables = "as they are",             -- dtype of all tables in the file, or { name = dtype, default = dtype }
   dense = "f32",                      -- dtype of the matrices of linear layers in the file: "f32", "bf16" or "int8"
+  size = util.optional,               -- the file has at most so many bytes: dtypes of tables are chosen for it; 2e9, "2G"
   unknown = "refuse",                 -- ids without a row: "refuse" or "skip"
   optional = util.optional.list,      -- names of inputs that may be missing: an empty list, or zeros
   finite = true,                      -- NaN and infinities of dense inputs are refused
@@ -214,14 +216,29 @@ local function names_of(model)
   return names
 end
 
+--- The first samples of the batches, for choosing dtypes.
+local function some_of(batches)
+  local list, n = {}, 0
+  for _, batch in ipairs(batches) do
+    local samples = math.min(samples_of("export", batch), budget.MOST_SAMPLES - n)
+    if samples > 0 then list[#list + 1] = take(batch, samples) end
+    n = n + samples
+  end
+  return list
+end
+
 local function export(func, model, path, a)
   local call = a.call or default_call
   local used = collections.of(func, inner_of(model))
   local kept, values, outputs, traces = recorded(model, call, a, used)
   local inputs, tables, maps = collections.inputs(func, a, kept, values, function() return model:state_dict() end)
+  collections.items(func, a, kept, tables, names_of(inner_of(model)))
   local rank = P.state.world and P.state.world:rank() or 0
   local writer = file.Writer(path, rank, a.dense, names_of(inner_of(model)))
   local ok, report = pcall(function()
+    local chosen = a.size and budget.choose(func, { size = budget.bytes(func, a.size), operations = kept, values = values, inputs = inputs,
+      outputs = outputs, tables = tables, maps = maps, batches = some_of(a.batches), path = path, dense = a.dense,
+      names = names_of(inner_of(model)) })
     local fresh = file.write { writer = writer, operations = kept, values = values, inputs = inputs, outputs = outputs, tables = tables,
       maps = maps, name = a.name, step = a.step }
     for _, t in ipairs(traces) do t:forget() end
@@ -234,6 +251,7 @@ local function export(func, model, path, a)
       return nil
     end
     local r = compare.run(answers, M.open(fresh, { verify = true }), a.batches, a.probabilities)
+    r.chosen = chosen or false
     allowed(func, a, r, tables)
     writer:publish()
     return r
@@ -257,6 +275,10 @@ function M.save(model, path, options)
   if a.unknown ~= "refuse" and a.unknown ~= "skip" then
     P.fail(("%s: unknown is '%s', allowed: refuse, skip"):format(func, tostring(a.unknown)))
   end
+  if a.size and (P.state.world and P.state.world:size() > 1) then
+    P.fail(func .. ": size with a model over ranks, allowed: on one rank, of a checkpoint (perilune export)")
+  end
+  if a.size and a.tables ~= "as they are" then P.fail(func .. ": size and tables, allowed: one of them") end
   util.one_of(func, "dense", a.dense, { "f32", "bf16", "int8" })
   a.batches = listed(signature.value(func, "batches", a.batches, "batches"))
   if #a.batches == 0 or samples_of(func, a.batches[1]) < SAMPLES[2] then

@@ -365,6 +365,19 @@ M["JaggedTensor:lengths"] = function(l)
   l:set(l:op("lengths", { 1 }, { inputs = {}, bags = bag_of(l, l:arguments()[1]) }))
 end
 
+--- The items are a table of the file, of which collections.lua knows nothing.
+M["sparse.top_products"] = function(l)
+  local a = l:arguments()
+  local queries, items, k = l:sample(a[1], "the tensor of queries"), a[2], tonumber(a[3])
+  if a[4] then l:fail "items of codes; allowed: numbers, which `tables` rounds for the file" end
+  if not items.constant then l:fail "items that depend on the batch" end
+  if items.shape[1] > 2 ^ 24 then l:fail("%d items, allowed: up to 2^24, whose numbers f32 holds", items.shape[1]) end
+  if queries.shape[1] ~= 1 then l:fail("%d queries a sample, wanted 1", queries.shape[1]) end
+  local v = l:op("top", { 1, 2 * k }, { inputs = { queries.index }, sizes = { k }, items = items })
+  l:set(l:view(v, { 1, k }, { 2 * k, 1 }, 0))
+  l:set(l:view(v, { 1, k }, { 2 * k, 1 }, k), 2)
+end
+
 M["KeyedTensor:values"] = function(l)
   local x = l:arguments()[1]
   l:set({ index = x.index, shape = l:result_shape() })

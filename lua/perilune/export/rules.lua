@@ -14,6 +14,7 @@ M.known = set [[
   eq ne lt le gt ge where masked_fill clamp maximum minimum unsqueeze squeeze permute
   tensor:reshape tensor:transpose tensor:slice tensor:expand tensor:contiguous tensor:detach tensor:share tensor:to
   KeyedTensor:values KeyedTensor:get JaggedTensor:to_padded_dense JaggedTensor:lengths
+  sparse.top_products
 ]]
 
 --- Functions that make a tensor of nothing but numbers of the program.

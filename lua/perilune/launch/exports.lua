@@ -11,7 +11,7 @@ local M = {}
 --- What is wrong with the options; nil: nothing.
 function M.refusal(options)
   if options.verify then
-    for _, name in ipairs { "model", "checkpoint", "tables", "output" } do
+    for _, name in ipairs { "model", "checkpoint", "tables", "size", "output" } do
       local said = name == "checkpoint" and name or "--" .. name
       if options[name] then return ("export: --verify FILE stands alone, without %s"):format(said) end
     end
@@ -52,7 +52,8 @@ local function verify(path)
   print(("%s: whole; version %d, by %s, digest %s"):format(path, d.version, d.producer, d.digest))
   print(("%d bytes, %d of them tables; %d operations"):format(d.bytes, d.table_bytes, d.operations))
   for _, x in ipairs(file:inputs()) do
-    print(("input   %s: %s"):format(x.name, x.kind == "dense" and ("%d numbers"):format(x.columns) or ("ids 0..%d"):format(x.rows - 1)))
+    print(("input   %s: %s"):format(x.name, x.kind == "dense" and ("%d numbers"):format(x.columns) or x.mapped and "any 64-bit ids"
+      or ("ids 0..%d"):format(x.rows - 1)))
   end
   for _, x in ipairs(file:outputs()) do print(("output  %s: %d numbers"):format(x.name, x.columns)) end
   for _, x in ipairs(file:tables()) do print(("table   %s: %s [%d, %d], %d bytes"):format(x.name, x.dtype, x.rows, x.columns, x.bytes)) end
@@ -68,7 +69,7 @@ function M.run(options)
   local model, settings = made.model, util.copy(made)
   settings.model = nil
   if options.tables then settings.tables = tables_of(options.tables) end
-  settings.dense = options.dense or settings.dense
+  settings.dense, settings.size = options.dense or settings.dense, options.size or settings.size
   if options.checkpoint then
     local values = checkpoint.load(options.checkpoint, { model = model }, { only = { "model" } })
     local saver = type(values) == "table" and type(values.saver) == "table" and values.saver or values

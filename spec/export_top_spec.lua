@@ -1,0 +1,113 @@
+-- Retrieval in model files: a model that ends in sparse.top_products becomes a file that answers with the best items and their scores, as a
+-- sort of all products says; over HTTP too; and it follows a run whose items change.
+-- takes: 2 s
+local json = require "dkjson"
+local peri = require "perilune"
+local shell = require "spec.support.shell"
+local serving = require "spec.support.serving"
+local nn = peri.nn
+
+local folder, clean = shell.temporary()
+teardown(clean)
+local ITEMS, DIM, K = 300, 8, 5
+
+local Towers = nn.Module:extend "Towers"
+function Towers:init()
+  self.users = peri.EmbeddingBagCollection { fused_params = { optimizer = "sgd", learning_rate = 0.1 }, tables = {
+    peri.EmbeddingBagConfig { name = "users", num_embeddings = 50, embedding_dim = DIM, feature_names = { "user" } } } }
+  self.tower = nn.Linear { in_features = DIM, out_features = DIM }
+  self.items = nn.Parameter(peri.Tensor.uniform({ ITEMS, DIM }, -1, 1, 3))
+end
+function Towers:query(b) return self.tower(self.users(b.ids):values()) end
+function Towers:forward(b)
+  local scores, items = peri.sparse.top_products(self:query(b), self.items, K)
+  return { scores = scores, items = items }
+end
+
+local function batch(n)
+  local values, lengths = {}, {}
+  for i = 1, n do values[i], lengths[i] = i * 7 % 50, 1 end
+  return { ids = peri.KeyedJaggedTensor { keys = { "user" }, values = values, lengths = lengths } }
+end
+
+--- The numbers of the K best items of each query, by all products.
+local function by_sorting(model, b, round)
+  local items = round and model.items:detach():to(round):to "f32" or model.items:detach()
+  local queries = peri.export.ordered(function() return peri.ffi.no_grad(model.query, model, b):to_table() end)
+  local rows, result = items:to_table(), {}
+  for q, query in ipairs(queries) do
+    local list = {}
+    for i, row in ipairs(rows) do
+      local sum = 0
+      for d = 1, DIM do sum = sum + query[d] * row[d] end
+      list[i] = { number = i - 1, score = sum }
+    end
+    table.sort(list, function(x, y) return x.score > y.score end)
+    result[q] = { unpack(list, 1, K) }
+  end
+  return result
+end
+
+local function same(want, scores, items)
+  for q, list in ipairs(want) do
+    for k, x in ipairs(list) do
+      assert.equal(x.number, items[q][k])
+      assert.is_true(math.abs(x.score - scores[q][k]) < 1e-5)
+    end
+  end
+end
+
+describe("a model file that finds items", function()
+  local path = folder .. "/towers.peri"
+
+  it("has those of a sort of all products, whatever the dtype of the items, and the bits of the model", function()
+    local model = Towers()
+    for dtype, round in peri.util.ordered { f32 = false, bf16 = "bf16", f16 = "f16" } do
+      local report = model:export(path, { batches = { batch(40) }, tables = { items = dtype, default = "f32" },
+        allowed_difference = dtype ~= "f32" and 1e9 or nil })
+      if dtype == "f32" then assert.equal(0, report.differ) end
+      local answers = peri.export.open(path):predict(batch(40))
+      same(by_sorting(model, batch(40), round), answers.scores:to_table(), answers.items:to_table())
+    end
+    model:export(path, { batches = { batch(40) }, tables = { items = "int8", default = "f32" }, allowed_difference = 1e9 })
+    local found, hits = peri.export.open(path):predict(batch(40)).items:to_table(), 0
+    for q, list in ipairs(by_sorting(model, batch(40))) do
+      for _, x in ipairs(list) do hits = hits + (peri.util.index_of(found[q])[x.number] and 1 or 0) end
+    end
+    assert.is_true(hits > 0.9 * 40 * K)
+  end)
+
+  it("answers over HTTP, and follows a run whose items change", function()
+    if serving.missing() then return pending(serving.missing()) end
+    local model = Towers()
+    model:export(path, { batches = { batch(40) }, name = "towers" })
+    local saver = peri.checkpoint.Saver { folder = folder .. "/run", parts = { model = model }, every = 1, keep = 9 }
+    local server = serving.start(path, "--watch 50ms --follow " .. folder .. "/run")
+    local function ask()
+      return json.decode(server:post("v1/models/towers:predict", '{"instances":[{"user":7},{"user":14}]}')).predictions
+    end
+    for step = 1, 3 do
+      local want = by_sorting(model, batch(2))
+      local list = ask()
+      same(want, { list[1].scores, list[2].scores }, { list[1].items, list[2].items })
+      model.items:copy(peri.Tensor.uniform({ ITEMS, DIM }, -1, 1, 10 + step))
+      saver:step(step)
+      for _ = 1, 100 do
+        if server:get("health"):find(('"version":"%d"'):format(step), 1, true) then break end
+        os.execute "sleep 0.05"
+      end
+    end
+    saver:close()
+    server:stop()
+  end)
+
+  it("refuses items that depend on the batch", function()
+    local Bad = Towers:extend "Bad"
+    function Bad:forward(b)
+      local q = self:query(b)
+      return { scores = (peri.sparse.top_products(q, q, 2)) }
+    end
+    local bad = Bad()
+    assert.error_matches(function() bad:export(path, { batches = { batch(40) } }) end, "items that depend on the batch")
+  end)
+end)
