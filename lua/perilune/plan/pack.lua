@@ -26,6 +26,7 @@ end
 local doubles, ints = ffi.typeof "double[?]", ffi.typeof "int32_t[?]"
 
 local ASKED = 30 -- ranks that can be looked at while an option is asked for its places at all
+local RANK = 0.25 -- of one of many ranks in a row, whose numbers lie in arrays
 
 --- What is asked of all ranks, and what they have. work counts ranks that were looked at.
 local Packing = {}
@@ -68,7 +69,7 @@ function Packing:put(t, option, ranks, sign)
       self:add(ranks == true and k - 1 or ranks[k], run, sign)
     end
   end
-  self.work = self.work + k
+  self.work = self.work + RANK * k
   if sign > 0 then self.option[t], self.ranks[t] = option, ranks else self.option[t], self.ranks[t] = nil, nil end
 end
 
@@ -103,7 +104,7 @@ function Packing:places_on_devices(option, limit)
           if x < least then least, at = x, r end
         end
       end
-      self.work = self.work + self.W
+      self.work = self.work + RANK * self.W
       if at < 0 then return nil end
       mark[at] = stamp
       ranks[#ranks + 1] = at
@@ -123,7 +124,7 @@ function Packing:places_everywhere(option, limit)
       k = k + 1
     end
   end
-  self.work = self.work + k
+  self.work = self.work + RANK * k
   if k ~= self.W then return nil end
   return true, longest
 end
@@ -154,7 +155,7 @@ function Packing:places_on_groups(option, limit)
       local ms = not taken[first] and self:block(shards, from, first, limit)
       if ms and ms < least then least, at = ms, first end
     end
-    self.work = self.work + self.W
+    self.work = self.work + RANK * self.W
     if not at then return nil end
     taken[at], longest = true, math.max(longest, least)
     for k = 0, G - 1 do ranks[#ranks + 1] = at + k end
@@ -184,7 +185,7 @@ function Packing:places_in_group(option, limit)
     end
     if longest < least then best, least = ranks, longest end
   end
-  self.work = self.work + self.W
+  self.work = self.work + RANK * self.W
   return best, least
 end
 

@@ -244,7 +244,7 @@ local function improve(self, search)
   end
 end
 
-local WEIGHED = 0.6 -- of the limit
+local WEIGHED = 0.5 -- of the limit
 
 --- Whether options and places are weighed together: where the user has given no parts, and nothing that weighing knows nothing of.
 --- TorchRec's planner does not: where its own way finds all that it can, or memory is no matter, plans are TorchRec's.

@@ -18,6 +18,7 @@ local MOST_OUT = 24                      -- tables that are taken out at once
 local STARTS = 4                         -- fillings from which rounds begin: where memory is tight, most end where none leads on
 local IN_VAIN, IN_VAIN_LOOSE = 2500, 300 -- rounds in a row that found nothing; the second where memory is no matter
 local NEARER = 1 - 1e-6                  -- times what ranks worked beyond the target before: a round that found something
+local FEW_GROUPS = 4                     -- of ranks: of so few, one is no small part of all
 local LOOSE = 0.5                        -- of each rank's memory: a plan that leaves so much is not held back by memory
 
 --- Where shards of an option can go: to any ranks ("any"), any ranks of one group ("group"), rank k for shard k ("all"), groups in blocks
@@ -175,8 +176,24 @@ function Search:beyond(target)
     local more = packing.time[r] - target
     if more > 0 then sum, list[#list + 1] = sum + more, r end
   end
-  packing.work = packing.work + packing.W
+  packing.work = packing.work + packing.W / 4
   return sum, list
+end
+
+--- Tables of a rank; every other time, where tables are cut within groups, those of all ranks of its group: a table that needs room on each
+--- of them finds none while the others are there.
+function Search:near(rank)
+  local packing, on = self.packing, {}
+  local G = packing.group
+  if G == 1 or packing.W < FEW_GROUPS * G or self:draw(2) == 1 then return packing:tables_on(rank) end
+  local seen, first = {}, rank - rank % G
+  for r = first, first + G - 1 do
+    for _, t in ipairs(packing:tables_on(r)) do
+      if not seen[t] and packing.ranks[t] ~= true then seen[t], on[#on + 1] = true, t end
+    end
+  end
+  packing.work = packing.work + G * #self.tables / 8
+  return on, true
 end
 
 --- Tables to take out: some of ranks that work longer than the target (over), and some others.
@@ -189,7 +206,12 @@ function Search:chosen(over)
     local on = packing:tables_on(over[self:draw(#over)])
     for _ = 1, self:draw(4) do take(on[self:draw(#on)]) end
   end
-  local near = packing:tables_on(self:draw(packing.W) - 1)
+  local near, whole = self:near(self:draw(packing.W) - 1)
+  if whole and #near <= MOST_OUT then
+    for _, t in ipairs(near) do take(t) end
+    packing.work = packing.work + 4 * #self.tables
+    return list
+  end
   for i = 1, self:draw(MOST_OUT) - 1 do take(i % 2 == 0 and near[self:draw(math.max(#near, 1))] or self:draw(#self.tables)) end
   packing.work = packing.work + 4 * #self.tables
   return list
