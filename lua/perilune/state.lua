@@ -9,7 +9,7 @@ local C, check = library.C, library.check
 local M = {}
 
 --- Values that fields have before somebody sets them, and those fields that a rank does not take over from who starts it.
-local initial, anew = {}, {}
+local initial, anew, names = {}, {}, {}
 
 --- The state of the rank that runs now. Setting a field that nobody owns is an error.
 local now = setmetatable({}, {
@@ -24,6 +24,7 @@ M.now = now
 --- Fields and their first values, none of them nil. `per_rank`: a rank begins with these, whatever whoever starts it has.
 function M.own(fields, per_rank)
   for name, value in util.ordered(fields) do
+    if initial[name] == nil then names[#names + 1] = name end
     initial[name] = value
     if rawget(now, name) == nil then rawset(now, name, value) end
     if per_rank then anew[name] = value end
@@ -84,7 +85,10 @@ end
 --- Exchange `state` with that of another rank, and what C keeps for each thread with it.
 function M.exchange_state(other)
   local before = now.streams
-  util.exchange(now, other)
+  for i = 1, #names do
+    local name = names[i]
+    now[name], other[name] = other[name], now[name]
+  end
   C.peri_grad_enable(now.grad)
   C.peri_autocast_swap(now.autocast or nil)
   set_streams(before)
