@@ -4,8 +4,9 @@
 --   perilune run -n 2 examples/dlrm.lua --data train.txt --steps 5000          a file in the Criteo layout
 --   perilune run -n 2 examples/dlrm.lua --data synthetic:1000000               made-up samples
 --
--- It leaves OUT/log.jsonl (an object per logged step), OUT/curve.png (if gnuplot is there) and OUT/summary.json. What is trained does not
--- depend on the number of ranks or on the plan: --batch-size counts the samples of all ranks together.
+-- It leaves OUT/log.jsonl (an object per logged step), OUT/tensorboard (the same, as an event file), OUT/curve.png (if gnuplot is there)
+-- and OUT/summary.json. What is trained does not depend on the number of ranks or on the plan: --batch-size counts the samples of all ranks
+-- together.
 local here = arg[0]:match "^(.*/)" or "./"
 package.path = here .. "?.lua;" .. package.path
 

@@ -30,7 +30,7 @@ local OPTIONS = {
   { "--rows", "Rows of each table (Criteo and synthetic).", "100000", 1, 2 ^ 31, true },
   { "--seed", "Everything random depends on it.", "1", 0, 2 ^ 53 - 1, true },
   { "--log-every", "Steps between lines of the log (default: a fiftieth of a pass).", nil, 1, math.huge, true },
-  { "--out", "Folder for log.jsonl, curve.png and summary.json.", "build/demo" },
+  { "--out", "Folder for log.jsonl, curve.png, summary.json, and tensorboard (an event file).", "build/demo" },
 }
 
 --- A schedule that trains, by name or file.

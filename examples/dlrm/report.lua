@@ -1,6 +1,7 @@
 -- report.lua: the log while training; the table, the picture and the summary at the end. A file that cannot be written is an error.
 local json = require "dkjson"
 local Progress = require "perilune.progress"
+local SummaryWriter = require("perilune").nn.metrics.SummaryWriter
 local picture = require "dlrm.picture"
 local files = require "dlrm.files"
 
@@ -12,17 +13,23 @@ local SUMMARY_ORDER = { "data", "auc", "ne", "logloss", "calibration", "test_sam
   "samples_per_s", "seconds", "seconds_preparing", "seconds_training", "baseline", "base_rate", "logistic_regression", "rate",
   "recommendations", "package", "depends", "suggested", "hidden", "place_of_hidden", "tables" }
 
---- A log of one JSON object per line in the folder `out`; on other ranks than the first it swallows everything.
+--- A log of one JSON object per line in the folder `out`, and the same numbers as an event file for TensorBoard; on other ranks than the
+--- first it swallows everything.
 function M.log(out, first)
   if not first then return { write = function() end, close = function() end } end
   files.folder(out)
-  local file = files.open(out .. "/log.jsonl")
+  local file, events = files.open(out .. "/log.jsonl"), SummaryWriter { folder = out .. "/tensorboard" }
   return {
     write = function(_, point)
       file:write(json.encode(point, { keyorder = LOG_ORDER }) .. "\n")
       file:flush()
+      events:add_scalars(point, point.step)
+      events:flush()
     end,
-    close = function() file:close() end,
+    close = function()
+      file:close()
+      events:close()
+    end,
   }
 end
 

@@ -13,7 +13,7 @@ local function samples()
   local p, r, w, y, session = uniform(1, 0.02, 0.98), uniform(2, 0, 1), uniform(3, 0.5, 2), {}, {}
   for i = 1, N do
     p[i] = math.floor(p[i] * 200) / 200
-    y[i], session[i] = r[i] < p[i] and 1 or 0, i % 40
+    y[i], session[i] = r[i] < p[i] and 1 or 0, i % 8
   end
   return { p = p, y = y, w = w, session = session }
 end
@@ -31,11 +31,14 @@ end
 local names = {
   "AUCMetric", "AUPRCMetric", "AccuracyMetric", "AverageMetric", "CTRMetric", "CaliFreeNEMetric", "CalibrationMetric", "MAEMetric",
   "MSEMetric", "MulticlassRecallMetric", "NDCGMetric", "NEMetric", "NEPositiveMetric", "NMSEMetric", "PrecisionMetric", "RAUCMetric",
-  "RecallMetric", "UnweightedNEMetric", "WeightedAvgMetric", "XAUCMetric",
+  "GAUCMetric", "RecallMetric", "RecallSessionMetric", "PrecisionSessionMetric", "SegmentedNEMetric", "UnweightedNEMetric",
+    "WeightedAvgMetric", "XAUCMetric",
 }
 
 local function make(name, options)
   if name == "MulticlassRecallMetric" then options.number_of_classes = 2 end
+  if name:match "SessionMetric$" then options.top_threshold = 2 end
+  if name == "SegmentedNEMetric" then options.num_groups = 8 end
   if name == "NEMetric" then options.include_logloss = true end
   return metrics[name](options)
 end

@@ -16,6 +16,8 @@ local function make(name, options)
   local a = { window_size = 1000, group = false }
   for key, value in pairs(options or {}) do a[key] = value end
   if name == "MulticlassRecallMetric" then a.number_of_classes = CLASSES end
+  if name:match "SessionMetric$" then a.top_threshold = 2 end
+  if name == "SegmentedNEMetric" then a.num_groups = 120 end
   return metrics[name](a)
 end
 
@@ -118,9 +120,12 @@ local takes = {
   PrecisionMetric = {}, RecallMetric = {}, CalibrationMetric = { large = true, two = true },
   CTRMetric = { large = true, low = true }, AUCMetric = { large = true, low = true, infinite = true },
   MulticlassRecallMetric = { large = true, low = true, infinite = true, two = true },
-  NDCGMetric = { large = true, low = true, two = true },
+  NDCGMetric = { large = true, low = true, two = true }, SegmentedNEMetric = {},
   RAUCMetric = { large = true, low = true, infinite = true, two = true, negative = true },
 }
+for _, name in ipairs { "GAUCMetric", "RecallSessionMetric", "PrecisionSessionMetric" } do
+  takes[name] = { large = true, low = true, infinite = true }
+end
 for _, name in ipairs { "MSEMetric", "MAEMetric", "NMSEMetric", "XAUCMetric", "AverageMetric", "WeightedAvgMetric" } do
   takes[name] = { large = true, low = true, two = true, negative = true }
 end

@@ -296,7 +296,7 @@ function M.NDCGMetric:_part(predictions, labels, weights, session)
   local o = self.options
   local s, memory = samples.of("NDCGMetric", FINITE + NOT_NEGATIVE, predictions, labels, weights)
   local n = tonumber(s.n)
-  local ids = samples.sessions(session, n)
+  local ids = samples.sessions(session, n, "NDCGMetric")
   local sum, count = 0, 0
   for _, list in ipairs(sessions_of(s, ids)) do
     if #list > 1 or not o.remove_single_length_sessions then
@@ -463,5 +463,8 @@ function M.evaluate(predictions, labels, weights)
     calibration = ratio(sums.prediction, sums.label), ctr = ratio(sums.label, sums.weight), accuracy = ratio(sums.correct, sums.weight),
   }
 end
+
+for name, class in util.ordered(require "perilune.nn.session_metrics"(SumMetric, base_entropy)) do M[name] = class end
+M.SummaryWriter = require "perilune.nn.summary"
 
 return util.face("peri.nn.metrics", M)

@@ -55,17 +55,24 @@ function M.of(func, needs, predictions, labels, weights, per_sample)
   return s, { p, y, w }
 end
 
+--- A list or tensor of n numbers, as an array; what: its name in messages.
+function M.numbers(func, what, x, n)
+  local array, found = numbers(func, what, x)
+  if found ~= n then P.fail(("%s: %d %s for %d labels"):format(func, found, what, n)) end
+  return array
+end
+
 --- The sessions of n labels: an array of numbers, each another session (ids of 64 bits too).
-function M.sessions(session, n)
+function M.sessions(session, n, func)
   local known, count, of = {}, 0, ffi.new("double[?]", math.max(n, 1))
   local ids, found = session, Tensor.is(session) and session:numel() or type(session) == "table" and #session
   if Tensor.is(session) then ids = session:to_list() end
-  if not found then P.fail(("NDCGMetric: sessions are %s, wanted a tensor or a list"):format(signature.text(session))) end
-  if found ~= n then P.fail(("NDCGMetric: %d sessions for %d labels"):format(found, n)) end
+  if not found then P.fail(("%s: sessions are %s, wanted a tensor or a list"):format(func, signature.text(session))) end
+  if found ~= n then P.fail(("%s: %d sessions for %d labels"):format(func, found, n)) end
   for i = 1, n do
     local id = ids[i]
     if type(id) ~= "number" and type(id) ~= "cdata" or id ~= id then
-      P.fail(("NDCGMetric: sample %d: session %s, wanted a number"):format(i - 1, signature.text(id)))
+      P.fail(("%s: sample %d: session %s, wanted a number"):format(func, i - 1, signature.text(id)))
     end
     local key = type(id) == "number" and id or tostring(id)
     if not known[key] then
