@@ -6,7 +6,7 @@
  * range of its own index, so there is no stealing and no dependence of results on timing. Workers spin briefly, then sleep.
  */
 #include "between.h"
-#include "internal.h"
+#include "pool.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -32,6 +32,10 @@ static struct {
     void *ctx;
     int64_t n;
     int32_t parts;
+    peri__pool_run run;         /* the program's own threads; NULL: the workers above */
+    void *run_ctx;
+    atomic_bool taken[MAX_THREADS]; /* of the program's threads: parts that somebody computes */
+    int32_t processors[MAX_THREADS], n_processors; /* that workers are bound to, one after the other; 0: to none */
 } pool = {.lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
 
 /** True in a thread that already runs inside a parallel range: nested ranges run serially. */
@@ -212,10 +216,50 @@ peri_status peri_threads_set(int32_t threads)
     return PERI_OK;
 }
 
+peri_status peri__pool_set(int32_t threads, peri__pool_run run, void *ctx)
+{
+    if (run && (threads < 1 || threads > MAX_THREADS))
+        return peri__fail(PERI_EINVAL, "peri_host_pool_set: %d threads, allowed: 1..%d", threads, MAX_THREADS);
+    if (inside || atomic_flag_test_and_set(&busy)) return peri__fail(PERI_EINVAL, "peri_host_pool_set: a thread is computing");
+    shut_down();
+    pool.run = run;
+    pool.run_ctx = ctx;
+    pool.count = run ? threads : 0;
+    atomic_flag_clear(&busy);
+    return PERI_OK;
+}
+
+peri_status peri__affinity_set(const int32_t *processors, int32_t n)
+{
+    if (n < 0 || n > MAX_THREADS)
+        return peri__fail(PERI_EINVAL, "peri_host_affinity_set: %d processors, allowed: 0..%d", n, MAX_THREADS);
+    for (int32_t i = 0; i < n; i++)
+        if (processors[i] < 0 || processors[i] >= CPU_SETSIZE)
+            return peri__fail(PERI_EINVAL, "peri_host_affinity_set: processor %d, allowed: 0..%d", processors[i], CPU_SETSIZE - 1);
+    if (inside || atomic_flag_test_and_set(&busy)) return peri__fail(PERI_EINVAL, "peri_host_affinity_set: a thread is computing");
+    shut_down();
+    if (n > 0) memcpy(pool.processors, processors, (size_t)n * sizeof *processors);
+    pool.n_processors = n;
+    atomic_flag_clear(&busy);
+    return PERI_OK;
+}
+
+/** Bind worker @index; who is not allowed to stays where the system puts him. */
+static void bind(int32_t index)
+{
+    cpu_set_t set;
+    if (pool.n_processors == 0) return;
+    CPU_ZERO(&set);
+    CPU_SET((size_t)pool.processors[(index - 1) % pool.n_processors], &set);
+    (void)pthread_setaffinity_np(pool.threads[index], sizeof set, &set);
+}
+
 peri_status peri__threads_end(void)
 {
     if (atomic_flag_test_and_set(&busy)) return peri__fail(PERI_EINVAL, "peri_host_shutdown: another thread is computing");
     shut_down();
+    pool.run = NULL;
+    pool.n_processors = 0;
     atomic_flag_clear(&busy);
     return PERI_OK;
 }
@@ -286,6 +330,7 @@ static void in_child(void)
     pool.wake = (pthread_cond_t)PTHREAD_COND_INITIALIZER; /* workers of the parent wait for its own */
     pool.started = 0;
     pool.stop = false;
+    pool.run = NULL; /* the program's threads are gone too */
     atomic_store(&pool.round, 0);
     atomic_store(&pool.unfinished, 0);
     atomic_flag_clear(&busy);
@@ -299,6 +344,32 @@ __attribute__((constructor)) static void watch_forks(void)
 
 void peri__thread_alone(void) { inside = true; }
 
+/** Part @i on one of the program's threads: once, whatever its pool calls. */
+static void foreign_part(void *arg, int32_t i)
+{
+    (void)arg;
+    if (i < 0 || i >= pool.parts || atomic_exchange(&pool.taken[i], true)) return;
+    const bool before = inside;
+    inside = true;
+    part(i);
+    inside = before;
+}
+
+/** The same ranges on the program's own threads. What its pool leaves out is computed here. */
+static void run_foreign(int64_t n, int64_t parts, peri_range_fn fn, void *ctx)
+{
+    pool.fn = fn;
+    pool.ctx = ctx;
+    pool.n = n;
+    pool.parts = (int32_t)parts;
+    for (int32_t i = 0; i < pool.parts; i++) atomic_store(&pool.taken[i], false);
+    inside = true;
+    pool.run(pool.run_ctx, pool.parts, foreign_part, NULL);
+    for (int32_t i = 0; i < pool.parts; i++) foreign_part(NULL, i);
+    inside = false;
+    atomic_flag_clear_explicit(&busy, memory_order_release);
+}
+
 void peri__parallel_for(int64_t n, int64_t grain, peri_range_fn fn, void *ctx)
 {
     if (n <= 0) return;
@@ -307,9 +378,14 @@ void peri__parallel_for(int64_t n, int64_t grain, peri_range_fn fn, void *ctx)
         fn(ctx, 0, n);
         return;
     }
+    if (pool.run) {
+        run_foreign(n, parts, fn, ctx);
+        return;
+    }
     for (intptr_t index = 1; !pool.started || index > 1; index++) { /* once: later workers would see an old round as new */
         if (index >= pool.count || peri__thread_start(&pool.threads[index], worker, (void *)index) != 0) break;
         pool.started++;
+        bind((int32_t)index);
     }
     pool.fn = fn;
     pool.ctx = ctx;

@@ -4,6 +4,7 @@
  */
 #include <perilune/host.h>
 
+#include "../base/pool.h"
 #include "../plugin/internal.h"
 #include "../tensor/internal.h"
 
@@ -13,6 +14,18 @@ peri_status peri_host_allocator_set(void *(*alloc)(size_t size), void *(*resize)
 }
 
 void peri_host_log_set(void (*log)(void *ctx, int32_t level, const char *text), void *ctx) { peri__log_set(log, ctx); }
+
+peri_status peri_host_pool_set(int32_t threads, void (*run)(void *ctx, int32_t parts, void (*part)(void *arg, int32_t i), void *arg),
+                               void *ctx)
+{
+    return peri__pool_set(threads, run, ctx);
+}
+
+peri_status peri_host_affinity_set(const int32_t *processors, int32_t n)
+{
+    if (n > 0) PERI_NEED(processors);
+    return peri__affinity_set(processors, n);
+}
 
 peri_status peri_host_plugin_path_set(const char *path) { return peri__plugin_path_set(path); }
 

@@ -4,6 +4,7 @@
  */
 #include "internal.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 static const double eta = 1e-12; /* predictions are kept this far from 0 and 1 */
@@ -88,6 +89,95 @@ peri_status peri_metric_add(const peri_metric_samples *s, double threshold, peri
         t->false_positive += high ? w * (1 - y) : 0;
         t->false_negative += high ? 0 : w * y;
     }
+    return PERI_OK;
+}
+
+/* -- functions of sums ----------------------------------------------------------------------------------------------------------------- */
+
+static double ratio(double a, double b) { return b == 0 ? 0 : a / b; }
+
+/** Entropy of the base rate, times the samples: what normalizes an entropy. NaN without samples. */
+static double base_entropy(double positive, double negative, double total)
+{
+    const double rate = fmin(fmax(positive / fmax(total, eta), eta), 1 - eta);
+    return -positive * log2(rate) - negative * log2(1 - rate);
+}
+
+static double normalizer(const peri_metric_sums *s) { return base_entropy(s->label, s->weight - s->label, s->weight); }
+static double ne(const peri_metric_sums *s) { return s->cross_entropy / normalizer(s); }
+static double logloss(const peri_metric_sums *s) { return s->cross_entropy / fmax(s->weight, eta); }
+static double ne_positive(const peri_metric_sums *s) { return s->positive_cross_entropy / normalizer(s); }
+static double unweighted_ne(const peri_metric_sums *s)
+{
+    return s->plain_cross_entropy / base_entropy(s->plain_label, s->n - s->plain_label, s->n);
+}
+static double cali_free_ne(const peri_metric_sums *s)
+{
+    const double rate = s->prediction / s->weight;
+    return ne(s) / (-s->label * log2(rate) - (s->weight - s->label) * log2(1 - rate));
+}
+static double calibration(const peri_metric_sums *s) { return s->label <= 0 ? 0 : s->prediction / s->label; }
+static double label_average(const peri_metric_sums *s) { return ratio(s->label, s->weight); }
+static double prediction_average(const peri_metric_sums *s) { return ratio(s->prediction, s->weight); }
+static double weighted_avg(const peri_metric_sums *s) { return s->prediction / s->weight; }
+static double mse(const peri_metric_sums *s) { return ratio(s->square_error, s->weight); }
+static double rmse(const peri_metric_sums *s) { return sqrt(mse(s)); }
+static double nmse(const peri_metric_sums *s) { return ratio(s->square_error, s->ones_square_error); }
+static double nrmse(const peri_metric_sums *s) { return sqrt(nmse(s)); }
+static double mae(const peri_metric_sums *s) { return ratio(s->absolute_error, s->weight); }
+static double accuracy(const peri_metric_sums *s) { return ratio(s->correct, s->weight); }
+static double precision(const peri_metric_sums *s) { return ratio(s->true_positive, s->true_positive + s->false_positive); }
+static double recall(const peri_metric_sums *s) { return ratio(s->true_positive, s->true_positive + s->false_negative); }
+
+enum {
+    FINITE = PERI_METRIC_FINITE, CLASSES = PERI_METRIC_LABELS_OF_CLASSES, ENTROPY = PERI_METRIC_PROBABILITIES | CLASSES,
+    CALIBRATION = PERI_METRIC_RATES | PERI_METRIC_LABELS_NOT_NEGATIVE
+};
+static const struct metric {
+    const char *name;
+    double (*value)(const peri_metric_sums *s);
+    int32_t needs;
+} metrics[] = {
+    {"ne", ne, ENTROPY}, {"logloss", logloss, ENTROPY}, {"ne_positive", ne_positive, ENTROPY}, {"unweighted_ne", unweighted_ne, ENTROPY},
+    {"cali_free_ne", cali_free_ne, ENTROPY}, {"calibration", calibration, CALIBRATION}, {"ctr", label_average, FINITE | CLASSES},
+    {"label_average", label_average, FINITE}, {"prediction_average", prediction_average, FINITE}, {"weighted_avg", weighted_avg, FINITE},
+    {"mse", mse, FINITE}, {"rmse", rmse, FINITE}, {"nmse", nmse, FINITE}, {"nrmse", nrmse, FINITE}, {"mae", mae, FINITE},
+    {"accuracy", accuracy, ENTROPY}, {"precision", precision, ENTROPY}, {"recall", recall, ENTROPY}};
+enum { METRICS = sizeof metrics / sizeof *metrics };
+
+/** PERI_EINVAL lists the names. */
+static peri_status metric_of(const char *function, const char *name, const struct metric **out)
+{
+    char all[512];
+    int n = 0;
+    for (int32_t i = 0; i < METRICS; i++) {
+        if (strcmp(metrics[i].name, name) == 0) {
+            *out = &metrics[i];
+            return PERI_OK;
+        }
+        n += snprintf(all + n, sizeof all - (size_t)n, "%s%s", i ? ", " : "", metrics[i].name);
+    }
+    return peri__fail(PERI_EINVAL, "%s: metric '%.100s', allowed: %s", function, name, all);
+}
+
+const char *peri_metric_name(int32_t i) { return i >= 0 && i < METRICS ? metrics[i].name : NULL; }
+
+int32_t peri_metric_needs(const char *name)
+{
+    const struct metric *m;
+    PERI_NEED(name);
+    PERI_TRY(metric_of("peri_metric_needs", name, &m));
+    return m->needs;
+}
+
+peri_status peri_metric_value(const peri_metric_sums *sums, const char *name, double *out)
+{
+    const struct metric *m;
+    PERI_NEED(sums);
+    PERI_NEED(name);
+    PERI_NEED(out);
+    PERI_TRY(metric_of("peri_metric_value", name, &m));
+    *out = m->value(sums);
     return PERI_OK;
 }
 

@@ -617,6 +617,33 @@ static void metrics_refuse_what_is_no_number(void **state)
     assert_fails(peri_metric_rauc(&s, &out), PERI_EINVAL, "no predictions");
 }
 
+/** What anybody computes by hand of four samples; sums of parts are sums of all. */
+static void metrics_of_sums_have_names(void **state)
+{
+    (void)state;
+    double p[] = {0.25, 0.5, 0.5, 0.75}, y[] = {0, 1, 0, 1}, w[] = {1, 1, 2, 4}, out;
+    const struct {
+        const char *name;
+        double value;
+    } cases[] = {{"calibration", (0.25 + 0.5 + 1 + 3) / 5}, {"ctr", 5.0 / 8}, {"accuracy", (1.0 + 1 + 4) / 8}, {"recall", 1},
+                 {"precision", 5.0 / 7}, {"mse", (0.0625 + 0.25 + 0.5 + 0.25) / 8}, {"mae", (0.25 + 0.5 + 1 + 1) / 8},
+                 {"logloss", (-log2(0.75) + 1 + 2 - 4 * log2(0.75)) / 8},
+                 {"ne", (-log2(0.75) + 1 + 2 - 4 * log2(0.75)) / (-5 * log2(5.0 / 8) - 3 * log2(3.0 / 8))}};
+    peri_metric_sums sums = {0};
+    for (int64_t i = 0; i < 4; i++) {
+        const peri_metric_samples one = {.predictions = p + i, .labels = y + i, .weights = w + i, .n = 1};
+        assert_ok(peri_metric_check(&one, peri_metric_needs("ne"), "ne"));
+        assert_ok(peri_metric_add(&one, 0.5, &sums));
+    }
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        assert_ok(peri_metric_value(&sums, cases[i].name, &out));
+        assert_true(fabs(out - cases[i].value) < 1e-12);
+    }
+    for (int32_t i = 0; peri_metric_name(i); i++) assert_ok(peri_metric_value(&sums, peri_metric_name(i), &out));
+    assert_fails(peri_metric_value(&sums, "nee", &out), PERI_EINVAL, "metric 'nee', allowed: ne, logloss, ne_positive");
+    assert_fails(peri_metric_needs("nee"), PERI_EINVAL, "metric 'nee'");
+}
+
 static void metrics_refuse_what_they_do_not_speak_of(void **state)
 {
     (void)state;
@@ -650,7 +677,8 @@ int main(void)
         cmocka_unit_test(readers_on_several_threads_find_each_other_s_lines),
         cmocka_unit_test(a_feed_begins_again_wherever_it_is),
         cmocka_unit_test(uniform_numbers_are_uniform),
-        cmocka_unit_test(metrics_refuse_what_is_no_number), cmocka_unit_test(metrics_refuse_what_they_do_not_speak_of),
+        cmocka_unit_test(metrics_refuse_what_is_no_number), cmocka_unit_test(metrics_of_sums_have_names),
+        cmocka_unit_test(metrics_refuse_what_they_do_not_speak_of),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

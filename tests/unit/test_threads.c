@@ -6,7 +6,9 @@
 
 #include "runtime/base/internal.h"
 
+#include <perilune/host.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 
@@ -50,6 +52,94 @@ static void nest(void *ctx, int64_t begin, int64_t end)
     (void)begin, (void)end;
     marks *m = ctx;
     peri__parallel_for(100, 1, mark_range, m);
+}
+
+/* -- the program's own threads --------------------------------------------------------------------------------------------------------- */
+
+typedef struct own_pool {
+    int32_t calls, most, leaves_out; /* leaves_out: -1: nothing; else this part, and it calls another one twice */
+    void (*part)(void *arg, int32_t i);
+    void *arg;
+} own_pool;
+
+typedef struct own_job {
+    own_pool *pool;
+    int32_t i;
+} own_job;
+
+static void *own_thread(void *arg)
+{
+    own_job *job = arg;
+    job->pool->part(job->pool->arg, job->i);
+    return NULL;
+}
+
+static void run_own(void *ctx, int32_t parts, void (*part)(void *arg, int32_t i), void *arg)
+{
+    own_pool *p = ctx;
+    pthread_t threads[16];
+    own_job jobs[16];
+    int32_t n = 0;
+    p->calls++, p->part = part, p->arg = arg;
+    if (parts > p->most) p->most = parts;
+    for (int32_t i = 0; i < parts; i++) {
+        if (i == p->leaves_out) continue;
+        jobs[n] = (own_job){p, i};
+        assert_int_equal(pthread_create(&threads[n], NULL, own_thread, &jobs[n]), 0);
+        n++;
+    }
+    for (int32_t i = 0; i < n; i++) pthread_join(threads[i], NULL);
+    if (p->leaves_out >= 0) part(arg, 0), part(arg, parts), part(arg, -1);
+}
+
+static void every_index_runs_once_on_the_programs_threads(void **state)
+{
+    (void)state;
+    atomic_int seen[1000];
+    for (int32_t leaves_out = -1; leaves_out < 3; leaves_out++) {
+        own_pool p = {.leaves_out = leaves_out};
+        assert_ok(peri_host_pool_set(5, run_own, &p));
+        assert_int_equal(peri_threads(), 5);
+        for (int i = 0; i < 1000; i++) atomic_init(&seen[i], 0);
+        marks m = {.seen = seen};
+        peri__parallel_for(1000, 10, mark_range, &m);
+        for (int i = 0; i < 1000; i++) assert_int_equal(seen[i], 1);
+        assert_true(p.calls == 1 && p.most == 5 && m.ranges == 5);
+    }
+    assert_fails(peri_host_pool_set(0, run_own, NULL), PERI_EINVAL, "0 threads, allowed: 1..256");
+    assert_ok(peri_host_pool_set(0, NULL, NULL));
+    assert_ok(peri_threads_set(3));
+}
+
+/* -- processors ------------------------------------------------------------------------------------------------------------------------ */
+
+static void note_processors(void *ctx, int64_t begin, int64_t end)
+{
+    int32_t *of = ctx;
+    cpu_set_t set;
+    assert_int_equal(sched_getaffinity(0, sizeof set, &set), 0); /* of the thread that asks */
+    for (int64_t i = begin; i < end; i++) of[i] = CPU_COUNT(&set) == 1 && CPU_ISSET(0, &set);
+}
+
+static void workers_are_bound_and_the_caller_is_not(void **state)
+{
+    (void)state;
+    int32_t of[3] = {0}, first = 0, far = 1000;
+    cpu_set_t before, after;
+    sched_getaffinity(0, sizeof before, &before);
+    if (!CPU_ISSET(0, &before) || CPU_COUNT(&before) < 2) return skip(); /* processor 0 is another's, or all there is */
+    assert_ok(peri_threads_set(3));
+    assert_ok(peri_host_affinity_set(&first, 1));
+    peri__parallel_for(3, 1, note_processors, of);
+    assert_true(!of[0] && of[1] && of[2]);
+    sched_getaffinity(0, sizeof after, &after);
+    assert_true(CPU_EQUAL(&before, &after));
+    assert_ok(peri_host_affinity_set(&far, 1)); /* there is no such processor: workers stay where they are */
+    peri__parallel_for(3, 1, note_processors, of);
+    assert_true(!of[1] && !of[2]);
+    assert_ok(peri_host_affinity_set(NULL, 0));
+    assert_fails(peri_host_affinity_set(&(int32_t){-1}, 1), PERI_EINVAL, "processor -1, allowed: 0..1023");
+    assert_fails(peri_host_affinity_set(NULL, 2), PERI_EINVAL, "processors is missing");
 }
 
 static void nested_ranges_run_serially(void **state)
@@ -149,6 +239,8 @@ static void hashes_are_what_they_were(void **state)
 
 static const struct CMUnitTest tests[] = {
     cmocka_unit_test(every_index_runs_once),
+    cmocka_unit_test(every_index_runs_once_on_the_programs_threads),
+    cmocka_unit_test(workers_are_bound_and_the_caller_is_not),
     cmocka_unit_test(nested_ranges_run_serially),
     cmocka_unit_test(several_threads_share_the_pool),
     cmocka_unit_test(workers_take_no_signals),

@@ -25,55 +25,28 @@ local C, check = P.C, P.check
 
 local M = {}
 local number, second = ffi.new "double[1]", ffi.new "double[1]"
-local FINITE, PROBABILITIES, RATES = C.PERI_METRIC_FINITE, C.PERI_METRIC_PROBABILITIES, C.PERI_METRIC_RATES
+local FINITE, PROBABILITIES = C.PERI_METRIC_FINITE, C.PERI_METRIC_PROBABILITIES
 local OF_CLASSES, NOT_NEGATIVE = C.PERI_METRIC_LABELS_OF_CLASSES, C.PERI_METRIC_LABELS_NOT_NEGATIVE
 
 -- -- formulas over sums ------------------------------------------------------------------------------------------------------------------
 
-local ETA = 1e-12
 local function log2(x) return math.log(x) / math.log(2) end
 local function ratio(a, b) return b == 0 and 0 or a / b end
 
---- Entropy of the base rate, times the samples: what normalizes an entropy. NaN without samples.
-local function base_entropy(positive, negative, total)
-  local rate = math.min(math.max(positive / math.max(total, ETA), ETA), 1 - ETA)
-  return -positive * log2(rate) - negative * log2(1 - rate)
-end
-
-local function normalizer(s) return base_entropy(s.label, s.weight - s.label, s.weight) end
-
--- By class name: the names of its values, and values(sums, options) in that order.
+-- By class name: the names of its values (perilune/io.h), which are functions of sums.
 local by_sums = {
-  NEMetric = { { "ne", "logloss" }, function(s, o)
-    return s.cross_entropy / normalizer(s), o.include_logloss and s.cross_entropy / math.max(s.weight, ETA) or nil
-  end },
-  NEPositiveMetric = { { "ne_positive" }, function(s) return s.positive_cross_entropy / normalizer(s) end },
-  UnweightedNEMetric = { { "unweighted_ne" }, function(s)
-    return s.plain_cross_entropy / base_entropy(s.plain_label, s.n - s.plain_label, s.n)
-  end },
-  CaliFreeNEMetric = { { "cali_free_ne" }, function(s)
-    local rate = s.prediction / s.weight
-    return s.cross_entropy / normalizer(s) / (-s.label * log2(rate) - (s.weight - s.label) * log2(1 - rate))
-  end },
-  CalibrationMetric = { { "calibration" }, function(s) return s.label <= 0 and 0 or s.prediction / s.label end },
-  CTRMetric = { { "ctr" }, function(s) return ratio(s.label, s.weight) end },
-  AverageMetric = { { "label_average", "prediction_average" }, function(s)
-    return ratio(s.label, s.weight), ratio(s.prediction, s.weight)
-  end },
-  WeightedAvgMetric = { { "weighted_avg" }, function(s) return s.prediction / s.weight end },
-  MSEMetric = { { "mse", "rmse" }, function(s)
-    local mse = ratio(s.square_error, s.weight)
-    return mse, math.sqrt(mse)
-  end },
-  NMSEMetric = { { "nmse", "nrmse" }, function(s)
-    local nmse = ratio(s.square_error, s.ones_square_error)
-    return nmse, math.sqrt(nmse)
-  end },
-  MAEMetric = { { "mae" }, function(s) return ratio(s.absolute_error, s.weight) end },
-  AccuracyMetric = { { "accuracy" }, function(s) return ratio(s.correct, s.weight) end },
-  PrecisionMetric = { { "precision" }, function(s) return ratio(s.true_positive, s.true_positive + s.false_positive) end },
-  RecallMetric = { { "recall" }, function(s) return ratio(s.true_positive, s.true_positive + s.false_negative) end },
+  NEMetric = { "ne", "logloss" }, NEPositiveMetric = { "ne_positive" }, UnweightedNEMetric = { "unweighted_ne" },
+  CaliFreeNEMetric = { "cali_free_ne" }, CalibrationMetric = { "calibration" }, CTRMetric = { "ctr" },
+  AverageMetric = { "label_average", "prediction_average" }, WeightedAvgMetric = { "weighted_avg" }, MSEMetric = { "mse", "rmse" },
+  NMSEMetric = { "nmse", "nrmse" }, MAEMetric = { "mae" }, AccuracyMetric = { "accuracy" }, PrecisionMetric = { "precision" },
+  RecallMetric = { "recall" },
 }
+
+--- The value of one of them.
+local function value_of(sums, name)
+  check(C.peri_metric_value(sums, name, number))
+  return number[0]
+end
 
 -- -- what all metrics take -----------------------------------------------------------------------------------------------------------
 
@@ -176,12 +149,8 @@ end
 
 states.of_sums(SumMetric, Window, place)
 
--- What metrics of sums take. The others compare predictions with `threshold`: with 0.5 of probabilities, unless another one is given, of
--- whatever the predictions are.
+-- Who compares predictions with `threshold` compares with 0.5 of probabilities, unless another one is given, of whatever they are.
 local ENTROPY = PROBABILITIES + OF_CLASSES
-local needs = { NEMetric = ENTROPY, NEPositiveMetric = ENTROPY, UnweightedNEMetric = ENTROPY, CaliFreeNEMetric = ENTROPY,
-  CalibrationMetric = RATES + NOT_NEGATIVE, CTRMetric = FINITE + OF_CLASSES, AverageMetric = FINITE, WeightedAvgMetric = FINITE,
-  MSEMetric = FINITE, NMSEMetric = FINITE, MAEMetric = FINITE }
 
 local function simple(name, definition, spec)
   local class = util.class(name, SumMetric)
@@ -189,7 +158,8 @@ local function simple(name, definition, spec)
   function class:init(args) SumMetric.init(self, args, spec) end
   function class:_part(predictions, labels, weights)
     local threshold = self.options.threshold
-    local s, memory = samples.of(name, needs[name] or threshold and OF_CLASSES + FINITE or ENTROPY, predictions, labels, weights)
+    local needs = threshold and OF_CLASSES + FINITE or C.peri_metric_needs(definition[1])
+    local s, memory = samples.of(name, needs, predictions, labels, weights)
     local sums = ffi.new "peri_metric_sums"
     check(C.peri_metric_add(s, threshold or 0.5, sums))
     local part = {}
@@ -197,10 +167,11 @@ local function simple(name, definition, spec)
     return part, memory and tonumber(s.n)
   end
   function class:_report(sums, prefix, out)
-    local named = {}
+    local named = ffi.new "peri_metric_sums"
     for i, field in ipairs(fields) do named[field] = sums[i] end
-    local values = { definition[2](named, self.options) }
-    for i, value_name in ipairs(definition[1]) do out[prefix .. value_name] = values[i] end
+    for _, value in ipairs(definition) do
+      if value ~= "logloss" or self.options.include_logloss then out[prefix .. value] = value_of(named, value) end
+    end
   end
   M[name] = class
 end
@@ -456,12 +427,11 @@ function M.evaluate(predictions, labels, weights)
   local s, memory = samples.of("metrics.evaluate", ENTROPY, predictions, labels, weights)
   local sums = ffi.new "peri_metric_sums"
   check(C.peri_metric_add(s, 0.5, sums))
+  local report = {}
+  for _, name in ipairs { "ne", "logloss", "calibration", "ctr", "accuracy" } do report[name] = value_of(sums, name) end
   check(C.peri_metric_auc(s, number))
-  return {
-    samples = memory and tonumber(s.n), auc = number[0], ne = sums.cross_entropy / normalizer(sums),
-    logloss = sums.cross_entropy / math.max(sums.weight, ETA) * math.log(2),
-    calibration = ratio(sums.prediction, sums.label), ctr = ratio(sums.label, sums.weight), accuracy = ratio(sums.correct, sums.weight),
-  }
+  report.samples, report.auc, report.logloss = memory and tonumber(s.n), number[0], report.logloss * math.log(2)
+  return report
 end
 
 for name, class in util.ordered(require "perilune.nn.session_metrics"(SumMetric, base_entropy)) do M[name] = class end

@@ -43,6 +43,24 @@ PERI_API peri_status peri_host_storage_set(void *(*take)(size_t bytes, size_t al
  */
 PERI_API void peri_host_log_set(void (*log)(void *ctx, int32_t level, const char *text), void *ctx);
 
+/**
+ * Compute on the program's own threads. @run(@ctx, parts, part, arg) calls part(arg, i) for each i of [0, parts), on whatever threads,
+ * beside each other or one after the other, and returns when all calls have returned; what it leaves out is computed by the thread that
+ * called it. It is called by one thread at a time, may not call the library, throw or jump, and parts need 64 KiB of stack. @threads:
+ * peri_threads() from now on, the most parts of an operation, 1..256; results do not depend on it. @run NULL: the library's own workers
+ * again, as many as at first. A child of fork and whoever comes after peri_host_shutdown begin with these. PERI_EINVAL: an operation is
+ * being computed.
+ */
+PERI_API peri_status peri_host_pool_set(int32_t threads,
+                                        void (*run)(void *ctx, int32_t parts, void (*part)(void *arg, int32_t i), void *arg), void *ctx);
+
+/**
+ * Bind the library's own workers to @processors [@n] (copied), one after the other and round and round; 0 of them: to none, as at first.
+ * The caller of an operation computes too, and stays where it is. A binding that the system refuses is no error: results never depend on it.
+ * PERI_EINVAL: a number that is no processor's, or an operation is being computed.
+ */
+PERI_API peri_status peri_host_affinity_set(const int32_t *processors, int32_t n);
+
 /** Look for plugins in the folders @path (copied; each begins with /, between them ':'; NULL: none) before those of PERI_PLUGIN_PATH.
  *  PERI_EINVAL for other folders. Local. Plugins that are loaded stay. */
 PERI_API peri_status peri_host_plugin_path_set(const char *path);
