@@ -434,7 +434,7 @@ function M.evaluate(predictions, labels, weights)
   return report
 end
 
-for name, class in util.ordered(require "perilune.nn.session_metrics"(SumMetric, base_entropy)) do M[name] = class end
+for name, class in util.ordered(require "perilune.nn.session_metrics"(SumMetric, value_of)) do M[name] = class end
 M.SummaryWriter = require "perilune.nn.summary"
 
 return util.face("peri.nn.metrics", M)

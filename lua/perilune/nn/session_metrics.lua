@@ -90,7 +90,7 @@ local function of_session(SumMetric, name, value_name, report)
   function class:_report(sums, prefix, out) out[prefix .. value_name] = report(sums) end
   M[name] = class
 end
-local function define_segmented(SumMetric, base_entropy)
+local function define_segmented(SumMetric, value_of)
   --- The normalized entropy of each of num_groups segments.
   M.SegmentedNEMetric = util.class("SegmentedNEMetric", SumMetric)
   function M.SegmentedNEMetric:init(args)
@@ -117,18 +117,19 @@ local function define_segmented(SumMetric, base_entropy)
     return part, memory and tonumber(s.n)
   end
   function M.SegmentedNEMetric:_report(sums, prefix, out)
+    local of_group = ffi.new "peri_metric_sums"
     for g = 0, self.options.num_groups - 1 do
-      local label, weight = sums[3 * g + 2], sums[3 * g + 3]
-      out[("%ssegmented_ne_%d"):format(prefix, g)] = sums[3 * g + 1] / base_entropy(label, weight - label, weight)
+      of_group.cross_entropy, of_group.label, of_group.weight = sums[3 * g + 1], sums[3 * g + 2], sums[3 * g + 3]
+      out[("%ssegmented_ne_%d"):format(prefix, g)] = value_of(of_group, "ne")
     end
   end
 end
 
---- The metrics by name. SumMetric: the base of metrics of sums (metrics.lua).
-return function(SumMetric, base_entropy)
+--- The metrics by name. SumMetric: the base of metrics of sums, value_of: the value of one of sums (both metrics.lua).
+return function(SumMetric, value_of)
   define_gauc(SumMetric)
   of_session(SumMetric, "RecallSessionMetric", "recall_session", function(s) return s[1] / (s[1] + s[3]) end)
   of_session(SumMetric, "PrecisionSessionMetric", "precision_session", function(s) return s[1] / s[2] end)
-  define_segmented(SumMetric, base_entropy)
+  define_segmented(SumMetric, value_of)
   return M
 end

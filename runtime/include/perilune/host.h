@@ -56,7 +56,7 @@ PERI_API peri_status peri_host_pool_set(int32_t threads,
 
 /**
  * Bind the library's own workers to @processors [@n] (copied), one after the other and round and round; 0 of them: to none, as at first.
- * The caller of an operation computes too, and stays where it is. A binding that the system refuses is no error: results never depend on it.
+ * The caller of an operation computes too, and stays where it is. A binding that the system refuses is no error: no result depends on it.
  * PERI_EINVAL: a number that is no processor's, or an operation is being computed.
  */
 PERI_API peri_status peri_host_affinity_set(const int32_t *processors, int32_t n);

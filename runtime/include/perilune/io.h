@@ -363,8 +363,8 @@ typedef struct peri_metric_sums {
 
 /** Add the samples, whose predictions are finite, to @sums. */
 PERI_API peri_status peri_metric_add(const peri_metric_samples *samples, double threshold, peri_metric_sums *sums);
-/** The name of metric @i that is a function of sums, from 0 on: "ne", "logloss", "calibration", ...; NULL: there are no more. What they are:
- *  docs/models.md. Static text. */
+/** The name of metric @i that is a function of sums, from 0 on: "ne", "logloss", "calibration", ...; NULL: there are no more. What they
+ *  are: docs/models.md. Static text. */
 PERI_API const char *peri_metric_name(int32_t i);
 /** What metric @name needs of its samples (peri_metric_check), or PERI_EINVAL, which lists the names. */
 PERI_API int32_t peri_metric_needs(const char *name);
