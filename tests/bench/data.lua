@@ -1,5 +1,7 @@
--- data.lua: how fast samples come: Criteo files parsed (the file is in the page cache; the roofline is finding its line ends), synthetic
--- samples made, and package lists turned into batches. Columns: name, rows/s, ids/s, MB/s of the file. Then by workers, 1, 2, 4, ... up to
+-- data.lua: how fast samples come: Criteo files parsed (the file is in the page cache; the roofline is finding its line ends), the same
+-- packed by gzip, as columns that are described, as a folder of samples, in its order and shuffled; synthetic samples made, and package
+-- lists turned into batches. Columns: name, rows/s, ids/s, MB/s of the file, and with --step how many times as fast as a training step of
+-- 2,048 samples (tests/bench/step.lua), which a loader should be 5 times. Then by workers, 1, 2, 4, ... up to
 -- the processors: rows/s of batches as tensors, the share of so many times one worker's, and what taking a batch that is there costs.
 local peri = require "perilune"
 local argparse = require "argparse"
@@ -9,6 +11,7 @@ local C, data = peri.ffi.C, peri.data
 local parser = argparse("tests/bench/data.lua", "Speed of readers.")
 parser:option("--out", "Append results as JSON lines to this file.")
 parser:option("--rows", "Rows of the file.", 300000, tonumber)
+parser:option("--step", "Milliseconds of a training step of 2,048 samples, beside which loaders are shown.", nil, tonumber)
 parser:option("--device", "Where batches by workers go.", "cpu")
 parser:option("--only", "Of what is measured by workers, sources whose name has this in it.", "")
 local options = parser:parse(arg)
@@ -19,7 +22,10 @@ local function seconds() return tonumber(C.peri_time_ns()) * 1e-9 end
 
 local function report(name, rows, ids, time, bytes)
   local r = { name = name, rows_per_s = rows / time, ids_per_s = ids / time, mb_per_s = bytes and bytes / time / 1e6 or nil }
-  print(("%-28s %12.0f rows/s %14.0f ids/s%s"):format(name, r.rows_per_s, r.ids_per_s, bytes and (" %10.0f MB/s"):format(r.mb_per_s) or ""))
+  r.steps = options.step and r.rows_per_s * options.step * 1e-3 / 2048
+  print(("%-28s %12.0f rows/s %14.0f ids/s%s%s"):format(name, r.rows_per_s, r.ids_per_s,
+    bytes and (" %10.0f MB/s"):format(r.mb_per_s) or "",
+    r.steps and (" %8.1f times a step"):format(r.steps) or ""))
   if out then out:write(json.encode(r), "\n") end
 end
 
@@ -79,6 +85,18 @@ lines.source:count()
 report("criteo, line ends only", options.rows, 0, seconds() - from, bytes)
 pass("criteo, 1 rank", data.criteo { path = path, batch_size = 2048 }, bytes)
 pass("criteo, rank 0 of 8", data.criteo { path = path, batch_size = 2048 * 8, rank = 0, world_size = 8 }, bytes)
+os.execute(("gzip -1 -k -f %s"):format(path))
+pass("criteo, gzip -1", data.criteo { path = path .. ".gz", batch_size = 2048 }, bytes)
+os.remove(path .. ".gz")
+local columns = { { name = "label", kind = "label" } }
+for i = 1, 13 do columns[#columns + 1] = { name = "i" .. i, kind = "dense", transform = "log" } end
+for i = 1, 26 do columns[#columns + 1] = { name = "c" .. i, kind = "ids", rows = 100000, ids = "hash", base = 16 } end
+pass("csv, the same columns", data.csv { path = path, delimiter = "\t", columns = columns, batch_size = 2048 }, bytes)
+local folder = path .. ".samples"
+data.cache.write { path = folder, loader = data.criteo { path = path, batch_size = 2048 } }
+pass("folder of samples", data.cache { path = folder, batch_size = 2048 })
+pass("folder of samples, shuffled", data.cache { path = folder, batch_size = 2048, shuffle = true })
+os.execute("rm -r " .. folder)
 pass("synthetic, 1 id per bag", data.synthetic { num_rows = 100000, batch_size = 2048 })
 pass("synthetic, 20 ids per bag", data.synthetic { num_rows = 10000, batch_size = 2048, ids_per_bag = 20 })
 local lists

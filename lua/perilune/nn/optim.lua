@@ -13,6 +13,7 @@ local Module = require "perilune.nn.module"
 local leaves = require "perilune.nn.parameter"
 local keyed = require "perilune.nn.keyed"
 local spread = require "perilune.nn.spread"
+local parameter_groups = require "perilune.nn.parameter_groups"
 local of_ranks = require "perilune.tensor.sharded"
 local StoredTensor = require "perilune.tensor.stored"
 local signature = require "perilune.signature"
@@ -263,6 +264,7 @@ local function define(name, kind, options)
     else class.switches[#class.switches + 1] = option end
   end
   function class:init(args) self:_make(kind, util.named(name, args, spec)) end
+  parameter_groups.let(class, name, spec, function() return M.CombinedOptimizer end)
   M[name] = class
 end
 
@@ -426,19 +428,12 @@ function CombinedOptimizer:init(optimizers)
     end
   end
 end
-function CombinedOptimizer:step()
-  for _, o in ipairs(self.optimizers) do o.optimizer:step() end
-end
-function CombinedOptimizer:zero_grad()
-  for _, o in ipairs(self.optimizers) do o.optimizer:zero_grad() end
-end
-function CombinedOptimizer:set_lr(lr)
-  for _, o in ipairs(self.optimizers) do o.optimizer:set_lr(lr) end
+for _, name in ipairs { "step", "zero_grad", "set_lr", "set_momentum" } do
+  CombinedOptimizer[name] = function(self, value)
+    for _, o in ipairs(self.optimizers) do o.optimizer[name](o.optimizer, value) end
+  end
 end
 function CombinedOptimizer:lr() return self.optimizers[1].optimizer:lr() end
-function CombinedOptimizer:set_momentum(value)
-  for _, o in ipairs(self.optimizers) do o.optimizer:set_momentum(value) end
-end
 function CombinedOptimizer:named_state()
   local list = {}
   for _, o in ipairs(self.optimizers) do

@@ -26,7 +26,7 @@ local checkpoint = {}
 optim.SGD = {}
 
 ---@class peri.nn.optim.SGD.args
----@field params peri.Tensor[]|peri.nn.Module|table[] Tensors of any shape, `{ name =, tensor = }` each, or a module that has them.
+---@field params peri.Tensor[]|peri.nn.Module|table[] Of any shape: tensors, `{ name =, tensor = }`, a module; or groups (docs/models.md).
 ---@field lr? number The learning rate (default: 0.001).
 ---@field momentum? number Share of the last step that is kept (default: 0).
 ---@field dampening? number Of the gradient in the momentum (default: 0).
@@ -50,7 +50,7 @@ optim.SGD = {}
 optim.Adam = {}
 
 ---@class peri.nn.optim.Adam.args
----@field params peri.Tensor[]|peri.nn.Module|table[] Tensors of any shape, `{ name =, tensor = }` each, or a module that has them.
+---@field params peri.Tensor[]|peri.nn.Module|table[] Of any shape: tensors, `{ name =, tensor = }`, a module; or groups (docs/models.md).
 ---@field lr? number The learning rate (default: 0.001).
 ---@field betas? number[] Of the two means (default: { 0.9, 0.999 }).
 ---@field eps? number Added to the divisor (default: 1e-8).
@@ -74,7 +74,7 @@ optim.Adam = {}
 optim.AdamW = {}
 
 ---@class peri.nn.optim.AdamW.args
----@field params peri.Tensor[]|peri.nn.Module|table[] Tensors of any shape, `{ name =, tensor = }` each, or a module that has them.
+---@field params peri.Tensor[]|peri.nn.Module|table[] Of any shape: tensors, `{ name =, tensor = }`, a module; or groups (docs/models.md).
 ---@field lr? number The learning rate (default: 0.001).
 ---@field betas? number[] Of the two means (default: { 0.9, 0.999 }).
 ---@field eps? number Added to the divisor (default: 1e-8).
@@ -98,7 +98,7 @@ optim.AdamW = {}
 optim.Adagrad = {}
 
 ---@class peri.nn.optim.Adagrad.args
----@field params peri.Tensor[]|peri.nn.Module|table[] Tensors of any shape, `{ name =, tensor = }` each, or a module that has them.
+---@field params peri.Tensor[]|peri.nn.Module|table[] Of any shape: tensors, `{ name =, tensor = }`, a module; or groups (docs/models.md).
 ---@field lr? number The learning rate (default: 0.01).
 ---@field lr_decay? number Of the learning rate (default: 0).
 ---@field initial_accumulator_value? number Where sums of squares start (default: 0).
@@ -122,7 +122,7 @@ optim.Adagrad = {}
 optim.RowWiseAdagrad = {}
 
 ---@class peri.nn.optim.RowWiseAdagrad.args
----@field params peri.Tensor[]|peri.nn.Module|table[] Tensors of any shape, `{ name =, tensor = }` each, or a module that has them.
+---@field params peri.Tensor[]|peri.nn.Module|table[] Of any shape: tensors, `{ name =, tensor = }`, a module; or groups (docs/models.md).
 ---@field lr? number The learning rate (default: 0.01).
 ---@field lr_decay? number Of the learning rate (default: 0).
 ---@field initial_accumulator_value? number Where sums of squares start (default: 0).
@@ -146,7 +146,7 @@ optim.RowWiseAdagrad = {}
 optim.RMSprop = {}
 
 ---@class peri.nn.optim.RMSprop.args
----@field params peri.Tensor[]|peri.nn.Module|table[] Tensors of any shape, `{ name =, tensor = }` each, or a module that has them.
+---@field params peri.Tensor[]|peri.nn.Module|table[] Of any shape: tensors, `{ name =, tensor = }`, a module; or groups (docs/models.md).
 ---@field lr? number The learning rate (default: 0.01).
 ---@field alpha? number Of the mean of squares (default: 0.99).
 ---@field centered? boolean Subtract the square of the mean (default: false).
