@@ -383,14 +383,32 @@ M["KeyedTensor:values"] = function(l)
   l:set({ index = x.index, shape = l:result_shape() })
 end
 
-M["KeyedTensor:get"] = function(l)
-  local a = l:arguments()
+--- The columns of a collection's output `name`; nil: it has none.
+local function columns_of(l, x, name)
   local at = 0
-  for _, out in ipairs(a[1].collection and a[1].collection.outputs or {}) do
-    if out.name == a[2] then return l:set(slice(l, a[1], 2, at, 1, l:result_shape())) end
+  for _, out in ipairs(x.collection and x.collection.outputs or {}) do
+    if out.name == name then return slice(l, x, 2, at, 1, { 1, out.columns }) end
     at = at + out.columns
   end
-  l:fail("no key '%s' of a collection of the model", tostring(a[2]))
+end
+
+M["KeyedTensor:get"] = function(l)
+  local a = l:arguments()
+  l:set(columns_of(l, a[1], a[2]) or l:fail("no key '%s' of a collection of the model", tostring(a[2])))
+end
+
+M["KeyedTensor.regroup"] = function(l)
+  local a = l:arguments()
+  for g, names in ipairs(a[2]) do
+    local inputs, sizes = {}, { 1, 1 }
+    for i, name in ipairs(names) do
+      local part
+      for _, x in ipairs(a[1]) do part = part or columns_of(l, x, name) end
+      if not part then l:fail("no key '%s' of a collection of the model", tostring(name)) end
+      inputs[i], sizes[i + 2] = part.index, part.shape[2]
+    end
+    l:set(l:op("cat", l:result_shape(1, g), { inputs = inputs, sizes = sizes }), 1, g)
+  end
 end
 
 return M

@@ -13,7 +13,7 @@ M.known = set [[
   add sub mul div muladd linear matmul bmm cat stack split sum mean softmax log_softmax layer_norm interaction cross_net
   eq ne lt le gt ge where masked_fill clamp maximum minimum unsqueeze squeeze permute
   tensor:reshape tensor:transpose tensor:slice tensor:expand tensor:contiguous tensor:detach tensor:share tensor:to
-  KeyedTensor:values KeyedTensor:get JaggedTensor:to_padded_dense JaggedTensor:lengths
+  KeyedTensor:values KeyedTensor:get KeyedTensor.regroup JaggedTensor:to_padded_dense JaggedTensor:lengths
   sparse.top_products
 ]]
 
