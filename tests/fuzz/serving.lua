@@ -10,7 +10,6 @@
 local here, build = io.popen("pwd"):read "*l", os.getenv "PERI_BUILD" or "build"
 package.path = ("%s/?.lua;%s/%s/lua/?.lua;%s/lua/?.lua;%s/lua/?/init.lua;%s"):format(here, here, build, here, here, package.path)
 local ffi = require "ffi"
-local peri = require "perilune"
 local shell = require "spec.support.shell"
 local serving = require "spec.support.serving"
 ffi.cdef "int usleep(unsigned);"
