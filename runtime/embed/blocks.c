@@ -198,11 +198,12 @@ peri_status peri__tbe_blocks_check(const peri_tbe *tbe, const peri_tbe_blocks *b
 peri_status peri__tbe_blocks_made(const peri_tbe *tbe, peri_tbe_blocks *b)
 {
     int64_t columns = 0;
-    b->row_cols = b->n ? tbe->layout[b->block[0].table].cols : 0;
+    b->row_cols = b->n ? b->block[0].out_stride : 0;
     for (int64_t k = 0; k < b->n; k++) {
         const peri_k_tbe_block *x = &b->block[k];
         const peri_k_tbe_table *t = &tbe->layout[x->table];
-        bool side_by_side = x->out_offset == 0 && x->out_stride == b->row_cols && t->cols == b->row_cols;
+        bool side_by_side = x->out_offset == 0 && x->out_stride == b->row_cols && t->cols <= b->row_cols;
+        b->narrow = b->narrow || t->cols < b->row_cols;
         if (t->pooling != PERI_POOLING_NONE || !side_by_side) b->row_cols = 0;
         b->bags = peri__max(b->bags, x->first_bag + x->bags);
         if (x->bags == 0) continue;

@@ -264,7 +264,8 @@ static bool covers(const peri_tbe_batch *b, const peri_tensor *out)
     const peri_tbe_blocks *l = b->in.blocks;
     int64_t n = peri__numel(b->in.ids), numel = peri__numel(out);
     if (!l->none) return l->covered == numel;
-    return l->row_cols && n * l->row_cols == numel && l->multiplicity == 1 && l->total_bags == l->bags && peri__batch_readable(b) &&
+    if (!l->row_cols || l->narrow) return false;
+    return n * l->row_cols == numel && l->multiplicity == 1 && l->total_bags == l->bags && peri__batch_readable(b) &&
            peri__batch_offset(b, 0) == 0 && peri__batch_offset(b, l->bags) == n;
 }
 

@@ -47,6 +47,7 @@ struct peri_tbe_blocks {
     int64_t width;        /* mean columns of the blocks, weighted by bags */
     int64_t row_cols;     /* no block pools, and each writes the row of an id at the id's place among rows of this width; 0: not so */
     int64_t largest;      /* most bags that look into one table */
+    bool narrow;          /* some block's rows have fewer columns than row_cols */
     bool mean;            /* some table pools by MEAN */
     bool none;            /* some table does not pool: out_extent and covered leave its blocks out; see peri__tbe_extent */
     bool ordered;         /* they stand in the order of their tables */

@@ -142,11 +142,11 @@ peri__line peri__home_line(const peri__home *h, int32_t p)
     if (copied && p != o->first_piece + h->rank) x.space = -1;
     if (h->ends) {
         const peri__end *end = &h->ends[output];
-        x.column = o->column % h->cols;
+        x.column = o->col_offset;
         x.row = end->row;
         x.to = end->to;
         x.result = end->result;
-        x.alone = end->alone;
+        x.alone = end->alone && h->routes->pieces[p].rank >= 0; /* rows of replicas go through the buffer, or are the result */
         x.cut = end->cut;
     } else {
         x.pooled = peri__rows_by_id(h->rule, partition);

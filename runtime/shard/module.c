@@ -104,9 +104,6 @@ static peri_status check_rows(const char *f, const peri_sharded_config *c, const
     }
     if (table->pooling != PERI_POOLING_NONE)
         return peri__fail(PERI_EINVAL, "%s: table '%s': pooling %d, allowed: none", f, table->name, table->pooling);
-    if (table->cols != c->tables[0].cols)
-        return peri__fail(PERI_EINVAL, "%s: table '%s' has %lld columns, table '%s' %lld; allowed: tables of one width", f, table->name,
-                          (long long)table->cols, c->tables[0].name, (long long)c->tables[0].cols);
     if (c->weighted) return peri__fail(PERI_EINVAL, "%s: rows of ids are not weighted; allowed: false", f);
     return PERI_OK;
 }
@@ -409,7 +406,8 @@ static peri_status name_router(peri_sharded *e, const char *name)
 
 static peri_status make_router(peri_sharded *e, const char *name)
 {
-    e->cols = e->kind->by_id ? e->tables[0].cols : e->routes->out_cols;
+    e->cols = e->kind->by_id ? 0 : e->routes->out_cols;
+    for (int32_t t = 0; e->kind->by_id && t < e->n_tables; t++) e->cols = peri__max(e->cols, e->tables[t].cols);
     e->scratch = peri__alloc(sizeof *e->scratch * (3 * (size_t)e->n_features + (size_t)e->routes->n_strands));
     if (!e->scratch) return PERI_ENOMEM;
     e->n_results = !e->kind->by_id;

@@ -229,7 +229,7 @@ static peri_status add_outputs(peri__routes *r, const peri__route_table *table, 
         peri__output *out = APPEND(r->outputs, r->n_outputs);
         if (!out) return PERI_ENOMEM;
         *out = (peri__output){.table = t, .feature = feature, .column = r->out_cols + first->col_offset, .cols = first->cols,
-                              .first_piece = r->n_pieces};
+                              .col_offset = first->col_offset, .table_cols = table->cols, .first_piece = r->n_pieces};
         for (int32_t rank = 0; rank < r->world_size && table->copied; rank++)
             PERI_TRY(add_piece(r, out, find_piece(r, t, -1, feature, rank)));
         if (s < 0 && !table->copied) {

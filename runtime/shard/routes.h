@@ -73,6 +73,7 @@ typedef struct peri__lookup {
 typedef struct peri__output {
     int32_t table, feature;
     int64_t column, cols;
+    int64_t col_offset, table_cols; /* where the block begins within its table, and how wide that is */
     int32_t first_piece, n_pieces; /* in pieces */
 } peri__output;
 

@@ -14,8 +14,8 @@
 static void add_rows(const peri__laying *x, const peri__output *o, int32_t copy, const peri__end *end)
 {
     peri__home *h = x->home;
-    peri_k_rows k = peri__home_rows(x, o, copy, end->alone);
-    k.column = o->column % h->cols;
+    peri_k_rows k = peri__home_rows(x, o, copy, end->alone && x->routes->pieces[o->first_piece].rank >= 0);
+    k.column = o->col_offset;
     k.divisor = h->divisor[o->table];
     k.sent_divisor = h->sent_divisor[o->table];
     k.row = end->row;
@@ -58,7 +58,7 @@ static peri_status lay_out(const peri__laying *x)
         end.to = h->joined_rows;
         add(x, o, &end);
         h->ends[i] = end;
-        if (o->column % h->cols + o->cols < h->cols) continue;
+        if (o->col_offset + o->cols < o->table_cols) continue;
         const peri__line line = peri__home_line(h, o->first_piece); /* that was the last block of columns of these rows */
         h->whole[end.result++] = (peri_k_piece){.own = line.space >= PERI__OWN_ROWS, .offset = end.alone ? -1 : line.at};
         end.row += h->feature_ids[o->feature];

@@ -222,36 +222,6 @@ for _, device in ipairs { "cpu", "opaque" } do
       assert.same({ w[3] }, ec(fixed).f:values():to_table())
     end)
 
-    it("gives every sample the rows of the bag that inverse indices name, whose gradients add up", function()
-      local function collection(need_indices)
-        return Collection { device = device, need_indices = need_indices, seed = 5, tables = { config { feature_names = { "f", "g" } } },
-          fused_params = { optimizer = "sgd", learning_rate = 1 } }
-      end
-      local ec, plain = collection(false), collection(false)
-      local inverse = { { "f", "g" }, t({ { 1, 0, 1 }, { 0, 0, 0 } }, "i64") }
-      local once = { keys = { "f", "g" }, values = t({ 1, 2, 3, 4 }, "i64"), lengths = t({ 2, 1, 1 }, "i32"),
-        stride_per_key_per_rank = { { 2 }, { 1 } }, inverse_indices = inverse, weights = t { 0.5, 1, 2, 4 } }
-      local written = { keys = { "f", "g" }, values = t({ 3, 1, 2, 3, 4, 4, 4 }, "i64"), lengths = t({ 1, 2, 1, 1, 1, 1 }, "i32"),
-        weights = t { 2, 0.5, 1, 2, 4, 4, 4 } }
-      local got, want = ec(peri.KeyedJaggedTensor(once)), plain(peri.KeyedJaggedTensor(written))
-      for name, jt in pairs(want) do
-        assert.same(jt:values():to_list(), got[name]:values():to_list())
-        assert.same(jt:lengths():to_list(), got[name]:lengths():to_list())
-        assert.same(jt:weights():to_list(), got[name]:weights():to_list())
-      end
-      for _, result in ipairs { got, want } do
-        local up = t { { 1, 2, 3, 4 }, { 5, 6, 7, 8 }, { 9, 10, 11, 12 }, { 13, 14, 15, 16 } };
-        (peri.nn.functional.sum(result.f:values() * up) + peri.nn.functional.sum(result.g:values())):backward()
-      end
-      golden.assert_near(plain:weight("t"):to_list(), ec:weight("t"):to_list(), { abs = 1e-5, rel = 1e-5 }, "trained")
-      once.weights = nil
-      assert.same({ 3, 1, 2, 3 }, collection(true)(peri.KeyedJaggedTensor(once)).f:weights():to_list()) -- the ids
-      once.inverse_indices = { { "f" }, t({ { 1, 0, 1 } }, "i64") }
-      assert.error_matches(function() ec(peri.KeyedJaggedTensor(once)) end, "no inverse indices of 'g'; those are: f")
-      assert.error_matches(function() collection(true)(peri.KeyedJaggedTensor(written)) end,
-        "the batch has weights, whose place need_indices")
-    end)
-
     it("gives zeros and no gradient for an id of -1", function()
       local ec = Collection { device = device, tables = { config { init_fn = embed.constant(1) } },
         fused_params = { optimizer = "sgd", learning_rate = 1 } }
@@ -341,9 +311,6 @@ for _, device in ipairs { "cpu", "opaque" } do
       refused({ tables = { peri.EmbeddingBagConfig { name = "t", embedding_dim = 1, num_embeddings = 1, feature_names = { "f" } } } },
         "EmbeddingCollection: entry 1 of tables is no EmbeddingConfig")
       refused({ tables = { config(), config() } }, "two tables are named 't'")
-      local wide = { config(), config { name = "u", embedding_dim = 8 } }
-      refused({ tables = wide }, "table 'u' has embedding_dim 8, table 't' 4; allowed: one embedding_dim")
-      refused({ tables = wide, device = "meta" }, "allowed: one embedding_dim")
       refused({ tables = { config(), config { name = "u", data_type = "FP16" } } }, "table 'u' holds FP16, table 't' FP32; allowed: one")
       refused({ need_indices = 1 }, "EmbeddingCollection: .*need_indices")
       refused({ seed = "x" }, "EmbeddingCollection: .*seed")

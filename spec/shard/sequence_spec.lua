@@ -318,8 +318,6 @@ describe("rows of ids", function()
     refused("need_indices is 1, wanted true or false", { need_indices = 1 })
     refused("no argument 'need_indexes'", { need_indexes = true })
     local wide = tables()
-    wide[2] = peri.EmbeddingConfig { name = "b", num_embeddings = 7, embedding_dim = 8, feature_names = { "f2" } }
-    refused("table 'b' has 8 columns, table 'a' 16; allowed: tables of one width", { tables = wide })
     wide[2] = peri.EmbeddingBagConfig { name = "b", num_embeddings = 7, embedding_dim = COLS, feature_names = { "f2" } }
     refused("table 'b': pooling 0, allowed: none", { tables = wide })
     local ec = make("row_wise", world, device, n, { fused_params = sgd })

@@ -53,6 +53,9 @@ local function inverse_of(func, inverse, feature)
   P.fail(("%s: the batch has no inverse indices of '%s'; those are: %s"):format(func, feature, table.concat(inverse[1], ", ")))
 end
 
+--- `rows` without the columns that only wider tables of the collection have.
+function M.own_columns(rows, dim) return rows:size(2) > dim and rows:slice(2, 0, dim):contiguous() or rows end
+
 --- What the batch has beside its ids, for the JaggedTensors `result` that have a row for each: the ids' weights go with their rows, and
 --- where there are inverse indices, every sample gets the rows of the bag that they name. names and features: by output.
 function M.completed(func, batch, names, features, result, need_indices)

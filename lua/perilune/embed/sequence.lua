@@ -31,18 +31,19 @@ local arguments = TableCollection.arguments {
 function EmbeddingCollection:init(args)
   local a = util.named("EmbeddingCollection", args, arguments)
   self:setup(a)
-  local first = a.tables[1]
-  for _, t in ipairs(a.tables) do
-    if t.embedding_dim ~= first.embedding_dim then
-      P.fail(("EmbeddingCollection: table '%s' has embedding_dim %d, table '%s' %d; allowed: one embedding_dim "
-        .. "(tables of another one go into a collection of their own)"):format(t.name,
-        t.embedding_dim, first.name, first.embedding_dim))
-    end
-  end
-  self._dim, self._need_indices = first.embedding_dim, a.need_indices
+  local widest = 0
+  for _, t in ipairs(a.tables) do widest = math.max(widest, t.embedding_dim) end
+  self._dim, self._need_indices = widest, a.need_indices
   self._order = ffi.new("int32_t[?]", #self._outputs) -- the place of each output's feature in the keys of a batch
   self._jts = ffi.new("peri_jt *[?]", #self._outputs)
   self._of = util.map(self._outputs, function(output) return output.name end) -- by output its feature
+  self._narrow, self._narrow_dims = {}, {} -- outputs of tables that are not the widest, and their columns
+  for i, output in ipairs(self._outputs) do
+    local dim = a.tables[output.table].embedding_dim
+    if dim < widest then
+      self._narrow[#self._narrow + 1], self._narrow_dims[#self._narrow + 1] = i, dim
+    end
+  end
   self._arrange = false -- whether batches are rearranged to one key for each output, as those with shared or further features are
 end
 
@@ -88,7 +89,13 @@ end
 
 --- The results by name, with what the batch has beside its ids.
 local function completed(self, features)
-  return outputs.completed("EmbeddingCollection", features, self._names, self._of, outputs.by_name(self), self._need_indices)
+  local result = outputs.by_name(self)
+  for i, output in ipairs(self._narrow) do
+    local jt = result[self._names[output]]
+    result[self._names[output]] = jagged.JaggedTensor { lengths = jt:lengths(), weights = jt:weights_or_none(),
+      values = outputs.own_columns(jt:values(), self._narrow_dims[i]) }
+  end
+  return outputs.completed("EmbeddingCollection", features, self._names, self._of, result, self._need_indices)
 end
 
 --- The rows of the features of a KeyedJaggedTensor: name -> JaggedTensor of [ids of the feature, embedding_dim] with the feature's
@@ -135,7 +142,7 @@ end
 
 --- The tables' configurations, in order.
 function EmbeddingCollection:embedding_configs() return self.tables end
---- Columns of every table and output.
+--- Columns of the widest table.
 function EmbeddingCollection:embedding_dim() return self._dim end
 function EmbeddingCollection:need_indices() return self._need_indices end
 function EmbeddingCollection:is_weighted() return false end -- luacheck: ignore 212

@@ -114,7 +114,7 @@ shard.ShardedEmbeddingCollection.OutputAwaitable = {}
 ---@return string[]
 function shard.ShardedEmbeddingCollection:embedding_names() end
 
----Columns of the tables.
+---Columns of the widest table.
 ---@return integer
 function shard.ShardedEmbeddingCollection:embedding_dim() end
 

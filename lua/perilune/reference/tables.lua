@@ -106,7 +106,7 @@ peri.EmbeddingBagCollection = {}
 peri.EmbeddingCollection = {}
 
 ---@class peri.EmbeddingCollection.args
----@field tables peri.EmbeddingConfig[] The tables; all of one embedding_dim.
+---@field tables peri.EmbeddingConfig[] The tables. They may differ in embedding_dim.
 ---@field need_indices? boolean The JaggedTensors have the ids as weights (default: false).
 ---@field fused_params? table `optimizer =`, `learning_rate =`, `eps =`, ... (default: none: dense gradients); docs/embedding_tables.md.
 ---@field table_batch? table A table batch that has these tables already (default: it makes one). It is a C program's (docs/embedding_c.md),
@@ -198,7 +198,7 @@ function peri.EmbeddingBagCollection:set_learning_rate(rate) end
 ---@return table|nil # nil: the table is in memory.
 function peri.EmbeddingBagCollection:cache_statistics(name) end
 
----Columns of the tables.
+---Columns of the widest table.
 ---@return integer
 function peri.EmbeddingCollection:embedding_dim() end
 

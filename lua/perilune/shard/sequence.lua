@@ -40,10 +40,12 @@ function ShardedEmbeddingCollection:init(args)
   ShardedEmbeddingModule.init(self, own, wanted)
   self._names, self._features = config.output_names(self.tables), {}
   self._dedup = dedup and index_dedup.Dedup(self.tables) or false
-  self._source = {} -- by output: that whose rows it is made of
+  self._source, self._columns, self._dim = {}, {}, 0 -- by output: that whose rows it is made of; columns of its table. The widest table's
   for _, t in ipairs(self.tables) do
     local first = #self._features
+    self._dim = math.max(self._dim, t.embedding_dim)
     for i, f in ipairs(t.feature_names) do
+      self._columns[first + i] = t.embedding_dim
       self._features[first + i] = f
       self._source[first + i] = first + (self._dedup and util.index_of(t.feature_names)[self._dedup.leader[f]] or i)
     end
@@ -75,7 +77,7 @@ function ShardedEmbeddingCollection:output(rows)
   work:release()
   check(status)
   local values = {}
-  for i = 1, #self._names do values[i] = Tensor.wrap(list[i - 1]) end
+  for i = 1, #self._names do values[i] = outputs.own_columns(Tensor.wrap(list[i - 1]), self._columns[i]) end
   for i, name in ipairs(self._names) do
     local ids = rows.features:get(self._features[i])
     local own = values[i]
@@ -87,8 +89,8 @@ end
 
 --- Names of the results, in order.
 function ShardedEmbeddingCollection:embedding_names() return self._names end
---- Columns of a row.
-function ShardedEmbeddingCollection:embedding_dim() return self.tables[1].embedding_dim end
+--- Columns of the widest table.
+function ShardedEmbeddingCollection:embedding_dim() return self._dim end
 function ShardedEmbeddingCollection:need_indices() return self._need_indices end
 --- Ids that this rank has asked for, and those that travelled: { asked =, sent = }; nil: without index dedup, or where it would change what
 --- is learned.

@@ -216,8 +216,9 @@ PERI_API void peri_sharded_explain_release(char *text);
 PERI_API int32_t peri_sharded_results(const peri_sharded *sharded);
 /** What became of a complete work of peri_sharded_compute_and_output_dist, used once, in config.output_dtype: the pooled rows [batch,
  *  columns]; or (EC), feature after feature of each table in the module's order, the rows [ids, columns] of the feature's ids, in their
- *  order, zeros for ids of -1. Recorded on the tape when gradients were on at the lookup: the backward pass exchanges the gradient and
- *  updates the shards. Local. @out: room for peri_sharded_results(); new references. */
+ *  order, zeros for ids of -1. All have the columns of the widest table: what is behind a table's own may be anything. Recorded on the
+ *  tape when gradients were on at the lookup: the backward pass exchanges the gradient and updates the shards. Local. @out: room for
+ *  peri_sharded_results(); new references. */
 PERI_API peri_status peri_sharded_output(peri_sharded *module, peri_work *output, peri_tensor **out);
 
 /** The values of the input of a complete work of peri_sharded_compute_and_output_dist, of a module that returns_rows, with the row of the
