@@ -33,13 +33,14 @@ local function cold_share_in_turn(bytes, cache)
   return m
 end
 
---- share(bytes, cache), where the bytes are the sum of f(rank) over the ranks of a host, whose caches are theirs together: by rank.
+--- share(bytes, cache), where the bytes are the sum of f(rank) over the ranks of a host, whose caches are theirs together: a list.
 local function cold_shares(ranks, topology, share, f)
   local shares, L = {}, topology.local_world_size
   for first = 1, #ranks, L do
     local bytes, last = 0, math.min(first + L - 1, #ranks)
     for r = first, last do bytes = bytes + f(ranks[r]) end
-    for r = first, last do shares[ranks[r]] = share(bytes, topology.cache_bytes) end
+    local of_host = share(bytes, topology.cache_bytes)
+    for r = first, last do shares[r] = of_host end
   end
   return shares
 end
@@ -100,41 +101,51 @@ local function far_ms(ranks, topology)
   return of_sums / bandwidth, (apart - longest) / bandwidth
 end
 
+local is_update = util.index_of(updates)
+
+local function of_tables(c) return c.bytes + c.state_bytes + COPIES * c.bag_byte end
+local function of_bags(c) return c.row_byte + COPIES * c.bag_byte end
+local function of_replicas(c) return COPIES * c.replica_byte end
+
+--- Sum of a field over all ranks.
+local function sum_of(ranks, field)
+  local sum = 0
+  for r = 1, #ranks do sum = sum + ranks[r][field] end
+  return sum
+end
+
 --- Units of a step of these ranks, by direction, but far: { forward = { step = 1, ... }, backward = ..., own = of what ranks do each for
---- itself, a list of { unit =, [r] = of rank r - 1, back = only in updates } }.
-function M.of(ranks, topology)
+--- itself, a list of { unit =, [r] = of rank r - 1, back = only in updates } }. kept: a table whose lists are filled again (until the next
+--- call with it), of one who rates many plans on as many ranks; nil: new ones.
+function M.of(ranks, topology, kept)
   local shared = math.max(1, math.min(topology.local_world_size, #ranks) * topology.hosts_sharing / topology.processors)
-  local function at_home(field) -- as much on every rank
-    local sum = 0
-    for _, c in ipairs(ranks) do sum = sum + c[field] end
-    return sum / #ranks * shared
-  end
-  local amounts = { step = 1, home_id = at_home "id", home_bag = at_home "home_bag", home_bag_byte = at_home "home_bag_byte", way = 0 }
-  for _, way in ipairs(ways) do amounts.way = amounts.way + (#ranks > 1 and at_home(way) > 0 and 1 or 0) end
-  local own, back = {}, util.index_of(updates)
-  local function of_ranks(unit, f)
-    local list = { unit = unit, back = back[unit] ~= nil }
-    for r, c in ipairs(ranks) do list[r] = f(c) end
+  local each = shared / #ranks -- what is as much on every rank
+  local amounts = { step = 1, home_id = sum_of(ranks, "id") * each, home_bag = sum_of(ranks, "home_bag") * each,
+    home_bag_byte = sum_of(ranks, "home_bag_byte") * each, way = 0 }
+  for _, way in ipairs(ways) do amounts.way = amounts.way + (#ranks > 1 and sum_of(ranks, way) > 0 and 1 or 0) end
+  local own = {}
+  --- A list for a unit: of each rank the field, times its factor in another list.
+  local function of_ranks(unit, field, factors)
+    local list = kept and kept[unit] or { unit = unit, back = is_update[unit] ~= nil }
+    if kept then kept[unit] = list end
+    for r = 1, #ranks do list[r] = ranks[r][field] * (factors and factors[r] or 1) end
     own[#own + 1], amounts[unit] = list, M.busiest(list, topology)
   end
-  for _, name in ipairs(M.counted) do of_ranks(name, function(c) return c[name] end) end
-  local mid = topology.core_cache_bytes
-  local function of_core(share, f) -- the same of a processor's own cache: ranks that take turns on it drive out each other's
-    return function(c) return share(f(c) * shared, mid) end
+  for _, name in ipairs(M.counted) do of_ranks(name, name) end
+  --- Shares that a processor's own cache has not: ranks that take turns on it drive out each other's.
+  local function of_core(share, f)
+    local shares = {}
+    for r = 1, #ranks do shares[r] = share(f(ranks[r]) * shared, topology.core_cache_bytes) end
+    return shares
   end
-  local function of_tables(c) return c.bytes + c.state_bytes + COPIES * c.bag_byte end
-  local function of_bags(c) return c.row_byte + COPIES * c.bag_byte end
-  local mid_rows, mid_bags = of_core(M.cold_share, of_tables), of_core(cold_share_in_turn, of_bags)
-  of_ranks("mid_row_byte", function(c) return c.row_byte * mid_rows(c) end)
-  of_ranks("mid_bag_byte", function(c) return c.bag_byte * mid_bags(c) end)
+  of_ranks("mid_row_byte", "row_byte", of_core(M.cold_share, of_tables))
+  of_ranks("mid_bag_byte", "bag_byte", of_core(cold_share_in_turn, of_bags))
   local rows = cold_shares(ranks, topology, M.cold_share, of_tables)
-  local bags = cold_shares(ranks, topology, cold_share_in_turn, of_bags)
-  of_ranks("cold_row", function(c) return c.row * rows[c] end)
-  of_ranks("cold_row_byte", function(c) return c.row_byte * rows[c] end)
-  of_ranks("cold_state_byte", function(c) return c.state_line_byte * rows[c] end)
-  of_ranks("cold_bag_byte", function(c) return c.bag_byte * bags[c] end)
-  local replicas = cold_shares(ranks, topology, cold_share_in_turn, function(c) return COPIES * c.replica_byte end)
-  of_ranks("cold_replica_byte", function(c) return c.replica_byte * replicas[c] end)
+  of_ranks("cold_row", "row", rows)
+  of_ranks("cold_row_byte", "row_byte", rows)
+  of_ranks("cold_state_byte", "state_line_byte", rows)
+  of_ranks("cold_bag_byte", "bag_byte", cold_shares(ranks, topology, cold_share_in_turn, of_bags))
+  of_ranks("cold_replica_byte", "replica_byte", cold_shares(ranks, topology, cold_share_in_turn, of_replicas))
   amounts.far_sums, amounts.far_mixed = far_ms(ranks, topology)
   local all = { forward = amounts, backward = util.copy(amounts), own = own }
   for _, unit in ipairs(updates) do amounts[unit] = 0 end

@@ -141,27 +141,30 @@ for _, name in ipairs(ways) do
   M.summed[#M.summed + 1], M.summed[#M.summed + 2] = name, "far_" .. name
 end
 
-local summed = M.summed
-
-local function empty()
-  local c = { most_ids = 0 } -- of a shard
-  for _, name in ipairs(summed) do c[name] = 0 end
-  return c
+--- Counts of a rank that has nothing, and the addition of a shard's: written out field by field, since plans are rated thousands of times.
+local fields, zeros, sums = { "most_ids = 0" }, { "c.most_ids = 0" }, {} -- most_ids: of a shard
+for _, name in ipairs(M.summed) do
+  fields[#fields + 1], zeros[#zeros + 1] = name .. " = 0", ("c.%s = 0"):format(name)
+  sums[#sums + 1] = ("to.%s = to.%s + c.%s"):format(name, name, name)
 end
+local empty, clear, add = assert(loadstring(([[return function() return { %s } end, function(c) %s end, function(to, c) %s end]]):format(
+  table.concat(fields, ", "), table.concat(zeros, " "), table.concat(sums, " ")), "=counts"))()
 
 --- Counts of a placement: a list from rank 0 on, each with the fields that `count` tells. What travels in a step is counted here
---- only.
-function M.by_rank(proposal, placement, topology)
+--- only. kept: a list of before, of as many ranks, that is filled again; nil: a new one.
+function M.by_rank(proposal, placement, topology, kept)
   partitioners.check_placement("plan.step.by_rank", proposal, placement, topology.world_size)
-  local ranks = {}
-  for r = 1, topology.world_size do ranks[r] = empty() end
+  local ranks = kept or {}
+  for r = 1, topology.world_size do
+    if ranks[r] then clear(ranks[r]) else ranks[r] = empty() end
+  end
   for i, option in ipairs(proposal) do
     local where, k = placement[i], 0
     for _, run in ipairs(option.runs) do
       local c = run.count or M.count(option, run, topology)
       for _ = 1, run.n do
         local to = ranks[where == true and k + 1 or where[k + 1] + 1]
-        for j = 1, #summed do to[summed[j]] = to[summed[j]] + c[summed[j]] end
+        add(to, c)
         to.most_ids = math.max(to.most_ids, c.id)
         k = k + 1
       end
@@ -171,6 +174,7 @@ function M.by_rank(proposal, placement, topology)
 end
 
 signature.check("plan.counts.", M, { count = "option: option_with_ids, run: run, topology: Topology",
-  by_rank = "proposal: options_with_ids, placement: table, topology: Topology", reduction = "bytes: number, topology: Topology" })
+  by_rank = "proposal: options_with_ids, placement: table, topology: Topology, kept: table?",
+  reduction = "bytes: number, topology: Topology" })
 
 return M

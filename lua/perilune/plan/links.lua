@@ -88,7 +88,8 @@ Links.__index = Links
 --- A link each way of every host, its ranks' together: the bytes that are before it; below 0: that it lets through at once, having rested.
 local function new_links(ranks, topology)
   local L = topology.local_world_size
-  local self = setmetatable({ ranks = ranks, L = L, n = math.ceil(#ranks / L), out = {}, into = {} }, Links)
+  local self = setmetatable({ ranks = ranks, L = L, n = math.ceil(#ranks / L), out = {}, into = {},
+    at = ffi.new("double[?]", L * PARTS), bytes = ffi.new("double[?]", L * PARTS) }, Links) -- of what leaves a host
   self.bandwidth, self.burst = bandwidth(topology), topology.inter_host_burst * L
   for h = 1, self.n do self.out[h], self.into[h] = 0, 0 end
   return self
@@ -123,23 +124,33 @@ function Links:add(field)
   for h = 1, self.n do self.into[h], self.out[h] = self.into[h] + sums[h], self.out[h] + others[h] end
 end
 
+--- Bytes that leave at some time, among n that leave, in the order of their times.
+function Links:leaves(n, at, bytes)
+  local times, of = self.at, self.bytes
+  while n > 0 and times[n - 1] > at do
+    times[n], of[n] = times[n - 1], of[n - 1]
+    n = n - 1
+  end
+  times[n], of[n] = at, bytes
+end
+
 --- Rows leave, while ranks look them up until `over`. Returns milliseconds until all is done; links are as they are then.
 function Links:rows(over)
   local taken, ms, bytes, moments = largest_elsewhere(over, self.n, self.L), 0, {}, {}
   for h = 1, self.n do
-    local events, now, level = {}, 0, self.out[h]
+    local n, now, level = 0, 0, self.out[h]
     local first, last = self:ranks_of(h)
     bytes[h], moments[h] = 0, 0
     for r = first, last do
       local parts = self.ranks[r].far_out > 0 and parts_of(self.ranks[r]) or 0
       for k = 1, parts do
-        local e = { at = math.max(over[r] * k / parts, taken[h]), bytes = self.ranks[r].far_out / parts }
-        events[#events + 1], bytes[h], moments[h] = e, bytes[h] + e.bytes, moments[h] + e.at * e.bytes
+        local at, part = math.max(over[r] * k / parts, taken[h]), self.ranks[r].far_out / parts
+        self:leaves(n, at, part)
+        n, bytes[h], moments[h] = n + 1, bytes[h] + part, moments[h] + at * part
       end
       ms = math.max(ms, over[r])
     end
-    table.sort(events, function(a, b) return a.at < b.at end)
-    for _, e in ipairs(events) do level, now = self:later(level, e.at - now) + e.bytes, e.at end
+    for i = 0, n - 1 do level, now = self:later(level, self.at[i] - now) + self.bytes[i], self.at[i] end
     self.out[h], ms = level + now * self.bandwidth, math.max(ms, now + level / self.bandwidth) -- as if they had waited since 0
   end
   local others, at = mean_elsewhere(bytes), mean_elsewhere(moments)

@@ -91,8 +91,8 @@ local function below_ms(ranks, topology, amounts, costs, way)
 end
 
 --- Milliseconds of a step: all, forward, backward.
-local function step_ms(ranks, topology)
-  local amounts, costs, passes = amounts_of.of(ranks, topology), topology.costs or usual, {}
+local function step_ms(ranks, topology, kept)
+  local amounts, costs, passes = amounts_of.of(ranks, topology, kept), topology.costs or usual, {}
   local far = far_ms(ranks, topology, amounts, costs)
   for _, way in ipairs { "forward", "backward" } do
     local of = amounts[way]
@@ -213,8 +213,11 @@ StepModel.unit = "ms"
 function StepModel:init(args)
   self.topology = util.named("StepModel", args, { topology = util.required.table }).topology
   signature.value("StepModel", "topology", self.topology, "Topology")
+  self.ranks, self.lists = {}, {} -- filled again by each rating
 end
-function StepModel:rate(proposal, placement) return (step_ms(counts.by_rank(proposal, placement, self.topology), self.topology)) end
+function StepModel:rate(proposal, placement)
+  return (step_ms(counts.by_rank(proposal, placement, self.topology, self.ranks), self.topology, self.lists))
+end
 
 local one_host = topologies.Topology { world_size = 1 }
 
