@@ -215,11 +215,10 @@ TBE_INLINE void tbe_forward_walk(tbe_walk *w, tbe_place at, tbe_place stop, cons
     }
 }
 
-#define X(name, format) TBE_FORMAT_##name = format,
-enum { TBE_FORMATS(X) };
-#undef X
-
 void K_SHARED(K_CAT(tbe_forward_, K_PIECE, ))(tbe_walk *w, tbe_place at, tbe_place stop)
 {
+#define X(name, format) TBE_FORMAT_##name = format,
+    enum { TBE_FORMATS(X) }; /* of this function alone: the amalgamation has it several times in one file */
+#undef X
     tbe_forward_walk(w, at, stop, K_CAT(TBE_FORMAT_, K_PIECE, ));
 }
