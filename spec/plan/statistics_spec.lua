@@ -111,7 +111,7 @@ describe("statistics of data", function()
       "train.txt' has no feature 'c9' of table 't', but c1 to c3")
     local bad = shell.write(folder .. "/bad.txt", "0\t1\t1\t2\t3\n0\t1\t1\tzz\t3\n")
     assert.error_matches(function() count { path = bad } end, "bad.txt:2: column 4", nil, true)
-    assert.error_matches(function() count { path = shell.write(folder .. "/empty.txt", "") } end, "empty.txt' has no samples")
+    assert.error_matches(function() count { path = shell.write(folder .. "/empty.txt", "") } end, "empty.txt is empty")
     assert.error_matches(function() count { path = folder .. "/none.txt" } end, "none.txt: No such file")
     assert.error_matches(function() count { batch_size = 0 } end, "batch_size is 0")
     assert.error_matches(function() count { path = folder .. "/none.txt", tables = { { name = "t", rows = 5, features = { "u" } } } } end,
