@@ -280,6 +280,26 @@ describe("a model file", function()
     refused("must not depend on their number", function(self, b) return self.linear(b.dense_features) * (1 / b.dense_features:size(1)) end)
   end)
 
+  it("weighs places as the model's processors do, and refuses longer lists", function()
+    local Model = nn.Module:extend "Model"
+    function Model:init()
+      self.fp = peri.embed.FeatureProcessedEmbeddingBagCollection { embedding_bag_collection = collection { weighted = true },
+        feature_processors = { a = peri.embed.PositionWeightedModule { max_feature_length = 4 },
+          c = peri.embed.PositionWeightedModule { max_feature_length = 6 } } }
+    end
+    function Model:forward(b) return self.fp(b.sparse_features):values() end
+    local model = Model()
+    for _, p in ipairs(model:parameters()) do
+      if p:dim() == 1 then p:copy(peri.Tensor.uniform(p:shape(), -2, 2, p:size(1))) end
+    end
+    local report, file = export(model)
+    assert.equal(0, report.differ)
+    local function long(n) return { sparse_features = peri.KeyedJaggedTensor { keys = NAMES, lengths = { n, 0, 0 },
+      values = peri.arange(0, n, 1, "i64") } } end
+    file:predict(long(4))
+    assert.error_matches(function() file:predict(long(5)) end, "input 'a', sample 0: a list of 5 ids, allowed: up to 4")
+  end)
+
   it("says which input, sample and id does not fit", function()
     local _, file = export(dlrm {})
     local b = batch(3, 5)

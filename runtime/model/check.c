@@ -189,13 +189,28 @@ static peri_status check_mapped(const checker *c, const peri__model_bag *bag)
     return PERI_OK;
 }
 
+/** The weights of places: those of the bag's input, whose lists can be no longer. */
+static peri_status check_positions(const checker *c, const peri__model_bag *bag)
+{
+    peri_model *m = c->m;
+    WANT(bag->positions >= -1 && bag->positions < m->n_values, "a bag's weights of places do not exist");
+    if (bag->positions < 0) return PERI_OK;
+    WANT(m->values[bag->positions].section >= 0, "a bag's weights of places are no constant");
+    WANT(!m->inputs[bag->input].weighted, "a bag has weights of places, and its input has weights");
+    int64_t *longest = &m->longest[bag->input];
+    *longest = peri__min(*longest ? *longest : INT64_MAX, m->values[bag->positions].columns);
+    return PERI_OK;
+}
+
 static peri_status check_bag(const checker *c, const peri__model_bag *bag)
 {
-    const peri_model *m = c->m;
+    peri_model *m = c->m;
     WANT(bag->input >= 0 && bag->input < m->n_inputs && m->inputs[bag->input].kind == PERI_MODEL_IDS, "a bag's input is not of ids");
     WANT(bag->table >= 0 && bag->table < m->n_tables, "a bag's table does not exist");
     WANT(bag->map >= -1 && bag->map < m->n_maps, "a bag's map does not exist");
     WANT(m->inputs[bag->input].rows <= m->tables[bag->table].rows, "a bag's input allows more rows than its table has");
+    PERI_TRY(check_positions(c, bag));
+    m->makes = m->makes || bag->map >= 0 || bag->positions >= 0;
     return check_mapped(c, bag);
 }
 
@@ -475,6 +490,7 @@ peri_status peri__model_check(peri_model *m, const char *what)
     if (m->n_inputs > MOST_NAMED || m->n_outputs > MOST_NAMED)
         return peri__fail(PERI_EFORMAT, "%s: %d inputs and %d outputs, allowed: up to %d of each", what, m->n_inputs, m->n_outputs,
                           MOST_NAMED);
+    if (!(m->longest = peri__alloc_zero(sizeof *m->longest * ((size_t)m->n_inputs + 1)))) return PERI_ENOMEM;
     EACH("section", m->n_sections, check_section(&c, &m->sections[c.n]));
     EACH("table", m->n_tables, check_table(&c, &m->tables[c.n], &m->rows[c.n]));
     EACH("map", m->n_maps, check_map(&c, &m->maps[c.n]));

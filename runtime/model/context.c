@@ -2,7 +2,7 @@
  *
  * context.c: the memory of one thread's calls, in one piece, planned before the first:
  *
- *     results of operations | scratch | zeros for missing lists | rows of raw ids | numbers for missing dense inputs
+ *     results of operations | scratch | zeros for missing lists | rows of raw ids, weights of places | numbers for missing dense inputs
  *
  * A result lives from the operation that makes it to the last one that reads it. It takes the lowest place at which nothing else lives
  * meanwhile.
@@ -79,7 +79,7 @@ static peri_status allocate(peri_model_context *c)
     if (!at) return PERI_ENOMEM;
     peri_status status = plan(m, c->block, at, &results);
     const int64_t scratch = aligned(scratch_of(m, c->block) * 4), zeros = aligned((c->block + 1) * 8);
-    const int64_t rows = m->n_mapped > 0 ? aligned(peri__min(c->max_ids, INT64_MAX / 64) * 8) + zeros : 0;
+    const int64_t ids = peri__min(c->max_ids, INT64_MAX / 64), rows = m->makes ? zeros + aligned(ids * 8) + aligned(ids * 4) : 0;
     int64_t bytes = results + scratch + zeros + rows;
     for (int32_t v = 0; v < m->n_values; v++) {
         const peri__model_value *value = &m->values[v];
@@ -97,6 +97,7 @@ static peri_status allocate(peri_model_context *c)
         c->scratch = (float *)(c->memory + results);
         c->offsets = (int64_t *)(c->memory + results + scratch);
         if (rows > 0) c->moved = c->offsets + zeros / 8, c->rows = c->moved + zeros / 8;
+        if (rows > 0) c->weights = (float *)(c->rows + aligned(ids * 8) / 8);
         memset(c->offsets, 0, (size_t)zeros);
         for (int32_t v = 0; v < m->n_values; v++) c->values[v] = at[v] < 0 ? NULL : (float *)(c->memory + at[v]);
     }

@@ -156,12 +156,13 @@ static void read_bag(peri__json *j, peri__model_operation *o)
     char key[32];
     if (!grow(j, &o->bags, o->n_bags, sizeof *o->bags)) return;
     peri__model_bag *b = &o->bags[o->n_bags++];
-    b->input = b->table = b->map = -1;
+    b->input = b->table = b->map = b->positions = -1;
     peri__json_enter(j, '{');
     while (peri__json_key(j, key, sizeof key)) {
         if (KEY("input")) b->input = number32(j);
         else if (KEY("table")) b->table = number32(j);
         else if (KEY("map")) b->map = number32(j);
+        else if (KEY("positions")) b->positions = number32(j);
         else if (KEY("pooling")) b->pooling = either(j, "sum", "mean", "pooling is 'sum' or 'mean'");
         else peri__json_skip(j, NULL, NULL);
     }

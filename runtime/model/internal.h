@@ -93,6 +93,7 @@ extern const char *const peri__model_operation_names[PERI__MODEL_OPERATION_COUNT
 typedef struct peri__model_bag {
     int32_t input, table, pooling; /* PERI_POOLING_SUM, PERI_POOLING_MEAN */
     int32_t map;                   /* what makes rows of the input's raw ids; -1: the ids are rows */
+    int32_t positions;             /* a constant with the weight of each place of a list; -1: the input's weights, if it has any */
 } peri__model_bag;
 
 enum { PERI__MODEL_NUMBERS = 2, PERI__MODEL_TEXT = 200, PERI__MODEL_SOURCE = 1000 };
@@ -148,7 +149,10 @@ struct peri_model {
     int32_t n_sections, n_values, n_operations, n_inputs, n_outputs, n_tables, n_maps, n_mapped;
     peri__model_section *sections;
     peri__model_map *maps;
-    peri__model_mapped *mapped; /* by check.c: each input and map that meet, once */
+    /* By check.c: */
+    peri__model_mapped *mapped; /* each input and map that meet, once */
+    int64_t *longest;           /* n_inputs: ids of the longest list that there are weights of places for; 0: any */
+    bool makes;                 /* some bag makes rows or weights, for which contexts have room */
     peri__model_value *values;
     peri__model_operation *operations;
     peri_model_input *inputs;
@@ -201,7 +205,8 @@ struct peri_model_context {
     float **values;           /* n_values: where each lies; NULL: an input, at the caller's */
     float *scratch;           /* of matmul */
     int64_t *offsets;         /* block + 1 zeros: of missing lists */
-    int64_t *moved, *rows;    /* block + 1 offsets, and max_ids rows, of raw ids; NULL: the model has no maps */
+    int64_t *moved, *rows;    /* block + 1 offsets, and max_ids rows: of lists whose rows or weights are made; else NULL */
+    float *weights;           /* max_ids */
     const float **at;         /* n_values: where each lies, in the block that is being computed */
 };
 

@@ -27,6 +27,7 @@ static void release_lists(peri_model *m)
     for (int32_t i = 0; i < m->n_maps; i++) peri__free(m->maps[i].segments);
     peri__free(m->maps);
     peri__free(m->mapped);
+    peri__free(m->longest);
     peri__free(m->sections);
     peri__free(m->values);
     peri__free(m->operations);

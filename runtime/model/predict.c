@@ -64,19 +64,31 @@ static void look_up(const run *r, const peri__model_bag *bag, const lists *l)
     CALL(r, tbe_forward, &forward, 1);
 }
 
-/** The same of raw ids: as many samples at a time as the context has room for rows of. */
-static void look_up_raw(const run *r, const peri__model_bag *bag, const lists *all)
+/** The weights of lists whose offsets are @offsets[n + 1], by places. */
+static const float *weights_of(const run *r, const peri__model_bag *bag, const int64_t *offsets, int64_t n)
+{
+    const float *places = r->c->at[bag->positions];
+    for (int64_t b = 0; b < n; b++) memcpy(r->c->weights + offsets[b], places, sizeof *places * (size_t)(offsets[b + 1] - offsets[b]));
+    return r->c->weights;
+}
+
+/** The same where rows of raw ids, or weights of places, are made first: of as many samples at a time as the context has room for. */
+static void look_up_made(const run *r, const peri__model_bag *bag, const lists *all)
 {
     lists part = *all;
-    part.ids = r->c->rows;
     for (int64_t first = 0; first < all->n; first += part.n) {
         const int64_t *offsets = all->offsets + first, begin = offsets[0];
         part.n = 1; /* no list is longer than max_ids */
         while (first + part.n < all->n && offsets[part.n + 1] - begin <= r->c->max_ids) part.n++;
         for (int64_t i = 0; i <= part.n; i++) r->c->moved[i] = offsets[i] - begin;
-        peri__model_map_find(r->c->model, &r->c->model->maps[bag->map], all->ids + begin, offsets[part.n] - begin, r->c->rows);
+        part.ids = all->ids + begin;
         part.offsets = r->c->moved;
         part.weights = all->weights ? all->weights + begin : NULL;
+        if (bag->positions >= 0) part.weights = weights_of(r, bag, part.offsets, part.n);
+        if (bag->map >= 0) {
+            peri__model_map_find(r->c->model, &r->c->model->maps[bag->map], part.ids, offsets[part.n] - begin, r->c->rows);
+            part.ids = r->c->rows;
+        }
         part.out = all->out + first * all->out_stride;
         look_up(r, bag, &part);
     }
@@ -97,8 +109,8 @@ static void run_bag(const run *r, const peri__model_bag *bag, int64_t at)
 {
     lists all = lists_of(r, bag);
     all.out += at;
-    if (bag->map < 0 || all.offsets[all.n] == all.offsets[0]) look_up(r, bag, &all);
-    else look_up_raw(r, bag, &all);
+    if ((bag->map < 0 && bag->positions < 0) || all.offsets[all.n] == all.offsets[0]) look_up(r, bag, &all);
+    else look_up_made(r, bag, &all);
 }
 
 static void run_lookup(const run *r)
@@ -121,7 +133,7 @@ static void run_rows(const run *r)
         lists one = {.ids = all.ids + (n ? all.offsets[b] : 0), .offsets = offsets, .n = 1, .rows = all.rows,
                      .out = r->out + b * r->columns, .out_stride = columns, .pooling = PERI_POOLING_NONE};
         for (int64_t i = n * columns; i < r->columns; i++) one.out[i] = (float)r->o->numbers[0];
-        if (n > 0 && bag->map >= 0) look_up_raw(r, bag, &one);
+        if (n > 0 && bag->map >= 0) look_up_made(r, bag, &one);
         else if (n > 0) look_up(r, bag, &one);
     }
 }

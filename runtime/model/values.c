@@ -99,6 +99,7 @@ static peri_status check_raw(const checker *c, const peri_model_values *v, int64
 
 static peri_status check_offsets(const checker *c, const peri_model_values *v)
 {
+    const int64_t longest = c->m->longest[c->input - c->m->inputs], most = longest ? peri__min(longest, c->max_ids) : c->max_ids;
     if (v->offsets[0] != 0)
         return peri__fail(PERI_EINVAL, "%s: input '%s': its offsets begin with %lld, wanted: 0", c->function, c->input->name,
                           (long long)v->offsets[0]);
@@ -107,9 +108,9 @@ static peri_status check_offsets(const checker *c, const peri_model_values *v)
         if (to < from)
             return peri__fail(PERI_EINVAL, "%s: input '%s': the list of sample %lld begins at %lld and ends at %lld", c->function,
                               c->input->name, (long long)b, (long long)from, (long long)to);
-        if (to - from > c->max_ids)
+        if (to - from > most)
             return peri__fail(PERI_ERANGE, "%s: input '%s', sample %lld: a list of %lld ids, allowed: up to %lld", c->function,
-                              c->input->name, (long long)b, (long long)(to - from), (long long)c->max_ids);
+                              c->input->name, (long long)b, (long long)(to - from), (long long)most);
     }
     return PERI_OK;
 }

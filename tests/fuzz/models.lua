@@ -39,10 +39,11 @@ local DENSE = 6 -- columns of the dense input
 
 --- A collection: { kind =, tables = list of plain tables, weighted =, mc =, sharding = }.
 local function drawn_collection(draw, number)
-  local kinds = { "bags", "bags", "bags", "parameters", "files", "quant", "mc_bags", "rows", "mc_rows", "quant_rows" }
+  local kinds = { "bags", "bags", "bags", "parameters", "files", "quant", "mc_bags", "rows", "mc_rows", "quant_rows",
+    "places" }
   local c = { kind = pick(draw, kinds), tables = {}, name = "c" .. number, length = draw(5) + 1, padding = pick(draw, { 0, 0, -1.5 }) }
   local rows = c.kind:find "rows"
-  c.weighted = not rows and draw(3) == 0
+  c.weighted = not rows and c.kind ~= "places" and draw(3) == 0
   local dim = pick(draw, { 4, 8, 12 })
   for i = 1, draw(3) + 1 do
     local t = { name = ("t%d_%d"):format(number, i), num_embeddings = draw(60) + 4, feature_names = {},
@@ -78,12 +79,18 @@ local function made(c, ranks)
   local fused = c.kind ~= "parameters" and { optimizer = "rowwise_adagrad", learning_rate = 0.1 } or nil
   if c.kind == "files" and ranks == 0 then fused.cache_params = plan.CacheParams { load_factor = 1 } end
   local collection = (rows and peri.EmbeddingCollection or peri.EmbeddingBagCollection) { tables = tables, seed = 3, fused_params = fused,
-    is_weighted = not rows and c.weighted or nil }
+    is_weighted = not rows and (c.weighted or c.kind == "places") or nil }
   if c.kind:find "quant" then
     local types = {}
     for _, t in ipairs(c.tables) do types[t.name] = t.data_type end
     return (rows and peri.QuantEmbeddingCollection or peri.QuantEmbeddingBagCollection).from_float(collection,
       { dtype = c.tables[1].data_type, per_table_weight_dtype = types })
+  end
+  if c.kind == "places" then
+    local lengths = {}
+    for _, t in ipairs(c.tables) do lengths[t.feature_names[1]] = 4 + #t.feature_names end
+    return embed.FeatureProcessedEmbeddingBagCollection { embedding_bag_collection = collection,
+      feature_processors = embed.PositionWeightedModuleCollection { max_feature_lengths = lengths } }
   end
   if not c.kind:find "mc" then return collection end
   local modules = {}
@@ -142,6 +149,7 @@ local function drawn(seed)
   if m.ranks > 0 then
     for _, c in ipairs(m.collections) do
       if c.kind:find "quant" then c.kind = c.kind == "quant" and "bags" or "rows" end
+      if c.kind == "places" then c.kind = "bags" end
       for _, t in ipairs(c.tables) do t.data_type = c.kind ~= "parameters" and pick(draw, { "FP32", "FP16" }) or "FP32" end
       for _, t in ipairs(c.tables) do t.data_type = c.tables[1].data_type end -- alone they are in one batch
     end

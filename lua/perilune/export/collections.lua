@@ -23,7 +23,22 @@ local function tables_of(m, path)
     local inner = m._embedding_module
     return inner, joined(path, "_embedding_module"), inner.parameter_prefix
   end
+  local bags = rawget(m, "_embedding_bag_collection")
+  if bags then return bags, joined(path, "_embedding_bag_collection"), bags.parameter_prefix end
   return m, path, prefix
+end
+
+--- The weights of places of a feature: a parameter, or nil: there are none.
+local function positions_of(func, m, path, feature)
+  local p = rawget(m, "_feature_processors")
+  if not p then return nil end
+  if p.max_feature_lengths then return rawget(p, "position_weights." .. feature) end
+  local one = rawget(p, feature)
+  if p.class_name ~= "FeatureProcessorDictWrapper" or one and one.class_name ~= "PositionWeightedModule" then
+    P.fail(("%s: module '%s': the processor %s has no form for inference, allowed: those that weigh places"):format(func, path,
+      (one or p).class_name))
+  end
+  return one and one.position_weight
 end
 
 --- The map of a table's raw ids: { key =, module =, states = the path of its states }; nil: ids are rows.
@@ -54,8 +69,9 @@ local function outputs_of(func, m, path, configs, pooled)
         P.fail(("%s: module '%s' orders its outputs in a way that is not known"):format(func, path))
       end
       outputs[#outputs + 1] = { name = name, feature = feature, table = config.name, pooling = pooled and config.pooling:lower(),
-        columns = config.embedding_dim, rows = config.num_embeddings, weighted = weighted, module = inner,
-        data_type = config.data_type, bytes = config.data_type:find "INT" ~= nil or config.data_type == "FP8",
+        columns = config.embedding_dim, rows = config.num_embeddings, weighted = weighted and not rawget(m, "_feature_processors"),
+        module = inner, positions = positions_of(func, m, path, feature), data_type = config.data_type,
+        bytes = config.data_type:find "INT" ~= nil or config.data_type == "FP8",
         key = joined(inner_path, ("%s.%s.weight"):format(prefix, config.name)), map = map_of(func, m, path, config.name) }
     end
   end
@@ -73,8 +89,8 @@ function M.of(func, model)
     local embedding = rawget(m, "_embedding_module") or m
     local pooled, rows = embedding.embedding_bag_configs, embedding.embedding_configs
     if not inside and type(pooled) == "function" then
-      if rawget(m, "_feature_processors") then
-        P.fail(("%s: module '%s' is a %s, whose processors have no form for inference yet"):format(func, path, m.class_name))
+      if rawget(m, "_feature_processors") and not rawget(m, "_embedding_bag_collection") then
+        P.fail(("%s: module '%s' is a %s, which has no form for inference over ranks"):format(func, path, m.class_name))
       end
       list[#list + 1] = { module = m, path = path, outputs = outputs_of(func, m, path, embedding:embedding_bag_configs(), true) }
       within = path

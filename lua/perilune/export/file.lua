@@ -228,6 +228,7 @@ function M.write(p)
     local bags = o.bags and util.map(o.bags, function(b)
       local fields = object({ "input", b.input }, { "table", b.index })
       if o.op == "lookup" then fields[#fields + 1] = { "pooling", b.pooling } end
+      if b.positions then fields[#fields + 1] = { "positions", index(b.positions) } end
       if b.map then fields[#fields + 1] = { "map", b.map } end
       return fields
     end)

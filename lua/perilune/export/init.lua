@@ -161,6 +161,9 @@ local function needed(l, outputs)
     if used[o.out] then
       table.insert(kept, 1, o)
       for _, x in ipairs(o.inputs) do used[x] = true end
+      for _, b in ipairs(o.bags or {}) do
+        if b.positions then used[b.positions] = true end
+      end
     end
   end
   local values = {}

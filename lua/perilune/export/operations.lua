@@ -340,6 +340,10 @@ function M.lookup(l)
   if not input then l:fail "its KeyedJaggedTensor is none of the batch's fields" end
   for i, out in ipairs(e.collection.outputs) do
     bags[i] = { feature = out.feature, pooling = out.pooling, kjt = input, out = out }
+    if out.positions then
+      local at = util.address(out.positions)
+      bags[i].positions = l:constant({ constant = out.positions, shape = out.positions:shape(), at = at }).index
+    end
     columns = columns + out.columns
     if e.collection.rows then l:set({ bag = bags[i] }, 1, i) end
   end
