@@ -239,6 +239,45 @@ static void looking_up(void)
     release(out, 4);
 }
 
+/** Floats of shape [rows, heads, size]. */
+static peri_tensor *vectors(int64_t rows, int64_t heads, int64_t size)
+{
+    int64_t x[MOST * MOST], shape[3] = {rows, heads, size};
+    peri_tensor *t = NULL;
+    for (int64_t i = 0; i < rows * heads * size; i++) x[i] = pick(9) - 4;
+    peri_tensor *flat = numbers(x, rows * heads * size, pick(20) == 19 ? PERI_I64 : pick(3) ? PERI_F32 : PERI_F64);
+    require(peri_tensor_reshape(flat, 3, shape, &t) == PERI_OK, "a shape");
+    peri_tensor_release(flat);
+    return t;
+}
+
+/** Attention within sequences, forward and backward; places and times. */
+static void attending(void)
+{
+    int64_t n = pick(6), rows = n ? pick(9) : 0, heads = 1 + pick(2), dim = 1 + pick(2);
+    int32_t odd = (int32_t)pick(12);
+    peri_tensor *in[] = {vectors(rows, heads, dim), vectors(rows + (odd == 11), heads, dim), vectors(rows, heads, 1 + pick(3)),
+                         offsets(n, rows), pick(2) ? ints(n + (odd == 10), 3) : NULL, ints(rows, 1000)};
+    peri_tensor *out[4] = {NULL};
+    for (int32_t i = 0; i < 3; i++)
+        if (pick(3)) (void)peri_tensor_requires_grad(in[i], true);
+    const peri_attention_args a = {.q = in[0], .k = in[1], .v = in[2], .seq_offsets = in[3], .num_targets = in[4],
+                                   .max_seq_len = pick(9) == 8 ? extreme() : pick(2) * MOST,
+                                   .max_attn_len = pick(9) == 8 ? extreme() : pick(4), .alpha = 0.5, .scale = 0.1, .form = (int32_t)pick(5) / 2, .causal = pick(2)};
+    judge(peri_sparse_attention(&a, &out[0]), out, 1);
+    peri_tensor_desc d = {.size = sizeof d};
+    if (out[0]) peri_tensor_describe(out[0], &d);
+    if (d.requires_grad) require(peri_tensor_backward(out[0], out[0]) == PERI_OK, "no gradient");
+    judge(peri_sparse_sequence_positions(in[3], in[4], rows - (pick(9) == 8), pick(9) == 8 ? extreme() : 1 + pick(5), &out[1]),
+          out + 1, 1);
+    judge(peri_sparse_sequence_numbers(in[3], rows, &out[2]), out + 2, 1);
+    const peri_time_buckets_args t = {.timestamps = in[5], .seq_offsets = in[3], .num_buckets = pick(9) == 8 ? extreme() : 1 + pick(9),
+                                      .increment = pick(9) - 1.0, .log = pick(2)};
+    judge(peri_sparse_time_buckets(&t, &out[3]), out + 3, 1);
+    release(out, 4);
+    release(in, 6);
+}
+
 static void calibrating(void)
 {
     int64_t n = pick(MOST), values = pick(MOST), shape[2] = {n, pick(5)};
@@ -291,12 +330,12 @@ static void quantizing(void)
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static void (*const operators[])(void) = {permuting, spreading, summing, padding, counting, quantizing, picking, looking_up,
-                                               calibrating};
+                                               calibrating, attending};
     bytes = data;
     left = size;
     int64_t live = peri_mem_objects();
     require(peri_device_get(pick(4) == 3 ? "opaque" : "cpu", &device) == PERI_OK, "a device");
-    operators[pick(9)]();
+    operators[pick(10)]();
     require(peri_mem_objects() == live, "objects that were not released");
     return 0;
 }
