@@ -263,7 +263,8 @@ static void attending(void)
         if (pick(3)) (void)peri_tensor_requires_grad(in[i], true);
     const peri_attention_args a = {.q = in[0], .k = in[1], .v = in[2], .seq_offsets = in[3], .num_targets = in[4],
                                    .max_seq_len = pick(9) == 8 ? extreme() : pick(2) * MOST,
-                                   .max_attn_len = pick(9) == 8 ? extreme() : pick(4), .alpha = 0.5, .scale = 0.1, .form = (int32_t)pick(5) / 2, .causal = pick(2)};
+                                   .max_attn_len = pick(9) == 8 ? extreme() : pick(4), .alpha = 0.5, .scale = 0.1,
+                                   .form = (int32_t)pick(5) / 2, .causal = pick(2)};
     judge(peri_sparse_attention(&a, &out[0]), out, 1);
     peri_tensor_desc d = {.size = sizeof d};
     if (out[0]) peri_tensor_describe(out[0], &d);
