@@ -92,6 +92,19 @@ peri_status peri_metric_add(const peri_metric_samples *s, double threshold, peri
     return PERI_OK;
 }
 
+peri_status peri_metric_merge(const peri_metric_sums *part, peri_metric_sums *sums)
+{
+    enum { NUMBERS = sizeof *sums / sizeof(double) }; /* all members are */
+    double a[NUMBERS], b[NUMBERS];
+    PERI_NEED(part);
+    PERI_NEED(sums);
+    memcpy(a, part, sizeof a);
+    memcpy(b, sums, sizeof b);
+    for (int i = 0; i < NUMBERS; i++) b[i] += a[i];
+    memcpy(sums, b, sizeof b);
+    return PERI_OK;
+}
+
 /* -- functions of sums ----------------------------------------------------------------------------------------------------------------- */
 
 static double ratio(double a, double b) { return b == 0 ? 0 : a / b; }

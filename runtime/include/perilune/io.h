@@ -363,13 +363,15 @@ typedef struct peri_metric_sums {
 
 /** Add the samples, whose predictions are finite, to @sums. */
 PERI_API peri_status peri_metric_add(const peri_metric_samples *samples, double threshold, peri_metric_sums *sums);
+/** Add the sums @part, of other samples with the same threshold, to @sums: those of other threads and ranks, or of the newest parts of a
+ *  window. */
+PERI_API peri_status peri_metric_merge(const peri_metric_sums *part, peri_metric_sums *sums);
 /** The name of metric @i that is a function of sums, from 0 on: "ne", "logloss", "calibration", ...; NULL: there are no more. What they
  *  are: docs/models.md. Static text. */
 PERI_API const char *peri_metric_name(int32_t i);
 /** What metric @name needs of its samples (peri_metric_check), or PERI_EINVAL, which lists the names. */
 PERI_API int32_t peri_metric_needs(const char *name);
-/** The value of metric @name over @sums, which may be those of several calls, ranks or parts of a window added up, member by member. NaN
- *  where the samples say nothing of it. PERI_EINVAL: there is no such metric. */
+/** The value of metric @name over @sums. NaN where the samples say nothing of it. PERI_EINVAL: there is no such metric. */
 PERI_API peri_status peri_metric_value(const peri_metric_sums *sums, const char *name, double *out);
 /** Area under the ROC curve, of labels in [0, 1]; a tie between a positive and a negative counts one half; 0.5 when a class has no weight.
  *  n log n. */
