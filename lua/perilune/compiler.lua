@@ -29,15 +29,16 @@ M.original = original
 
 -- `next` as a function of Lua that is not compiled: nor is a loop that calls it, and it is not taken for a loop over LuaJIT's own.
 local function interpreted(t, key)
-  if type(t) ~= "table" then error(("bad argument #1 to 'next' (table expected, got %s)"):format(t == nil and "nil" or type(t)), 2) end
+  if type(t) ~= "table" then error(("bad argument #1 to 'next' (table expected, got %s)"):format(type(t)), 2) end
   return original.next(t, key)
 end
 jit.off(interpreted)
 
 -- `pairs` that hands out `interpreted`, and what a metamethod __pairs gives as it is.
+local may_have_pairs = { table = true, cdata = true, userdata = true }
 local function traverse(t)
-  local ok, iterate, state, first = pcall(original.pairs, t)
-  if not ok then error((iterate:gsub("'%?'", "'pairs'")), 2) end
+  if not may_have_pairs[type(t)] then error(("bad argument #1 to 'pairs' (table expected, got %s)"):format(type(t)), 2) end
+  local iterate, state, first = original.pairs(t)
   return iterate == original.next and interpreted or iterate, state, first
 end
 
