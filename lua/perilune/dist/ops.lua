@@ -18,6 +18,8 @@ local tensor_ptr, work_out, finish_work = Tensor.ptr, awaitable.work_out, awaita
 
 local M = {}
 
+P.own { gradient_division = "unsaid" } -- what set_gradient_division says where no group is meant: true, false
+
 -- -- results -------------------------------------------------------------------------------------------------------------------------
 
 local results, results_room = ffi.new "peri_tensor *[16]", 16
@@ -113,7 +115,7 @@ local function options_of(func, args, group)
     if codecs.backward then options.backward = codecs.backward.ptr end
   end
   if division == nil then division = group._gradient_division end
-  if division == nil then division = state.gradient_division end
+  if division == nil and state.gradient_division ~= "unsaid" then division = state.gradient_division end
   options.division = division == nil and C.PERI_DIVISION_DEFAULT or division and C.PERI_DIVISION_ON or C.PERI_DIVISION_OFF
   options.tag = args.tag and signature.value(func, "tag", args.tag, "integer") or 0
   return options
@@ -148,7 +150,7 @@ end
 function M.get_gradient_division(group)
   group = group and group_of("get_gradient_division", group)
   if group and group._gradient_division ~= nil then return group._gradient_division end
-  if state.gradient_division ~= nil then return state.gradient_division end
+  if state.gradient_division ~= "unsaid" then return state.gradient_division end
   return C.peri_exchange_division(group and group:ptr() or nil)
 end
 
