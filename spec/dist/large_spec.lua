@@ -8,7 +8,15 @@ local F, dist, KJT = peri.nn.functional, peri.dist, peri.KeyedJaggedTensor
 local counts = { 3999, 4001, 20001, 300007 }
 
 --- Whole numbers: their sums are exact in any order, and some transports have an order of their own.
-local function numbers(count, r, device) return peri.Tensor.uniform({ count }, -1000, 1000, 3, r, "f32", device):to("i32"):to("f32") end
+--- Made once for all that compare with them; what is given to operations that write into it is a copy.
+local kept = {}
+local function numbers(count, r, device)
+  local key = ("%d %d %s"):format(count, r, device)
+  kept[key] = kept[key] or peri.ffi.lasting(function()
+    return peri.Tensor.uniform({ count }, -1000, 1000, 3, r, "f32", device):to("i32"):to("f32")
+  end)
+  return kept[key]
+end
 
 --- The sum over ranks, in their order.
 local function sum(count, n, device)
@@ -26,11 +34,12 @@ local function same(want, got, what)
 end
 
 describe("large data", function()
+  teardown(function() kept = {} end)
   for _, count in ipairs(counts) do
     worlds.each(("%d numbers"):format(count), function(world, device, n)
       local rank = world.rank_number
-      local reduced = world:all_reduce(numbers(count, rank, device))
-      local sent = world:broadcast(numbers(count, rank, device), n - 1)
+      local reduced = world:all_reduce(numbers(count, rank, device):clone())
+      local sent = world:broadcast(numbers(count, rank, device):clone(), n - 1)
       local gathered = world:all_gather(numbers(count, rank, device))
       local scattered = world:reduce_scatter(numbers(count * n, rank, device))
       same(sum(count * n, n, device):slice(1, rank * count, (rank + 1) * count), scattered:wait(), "reduce_scatter")
@@ -77,7 +86,7 @@ describe("large data", function()
 
   worlds.each("a rank that computes meanwhile finds its exchange done", function(world, device, n)
     local count = 500000
-    local work = world:all_reduce(numbers(count, world.rank_number, device))
+    local work = world:all_reduce(numbers(count, world.rank_number, device):clone())
     if world.rank_number == 0 then
       local a = numbers(128 * 128, 9, device):reshape(128, 128)
       for _ = 1, 100 do F.matmul(a, a) end
@@ -177,7 +186,7 @@ describe("large data", function()
     for r = 0, n - 1 do send[r + 1], recv[r + 1] = rows + 3 * rank + r, rows + 3 * r + rank end
     local function of(r) return numbers(n * rows + 3 * n * r + n * (n - 1) / 2, r, device) end
     local flying, gathered = world:all_to_all_v(of(rank), send, recv), world:all_gather(numbers(rows * 2 + 1, rank, device))
-    local sent, got = world:broadcast(numbers(rows * n + 5, rank, device), n - 1), flying:wait()
+    local sent, got = world:broadcast(numbers(rows * n + 5, rank, device):clone(), n - 1), flying:wait()
     for r = 0, n - 1 do
       local first = rank * (rows + 3 * r) + rank * (rank - 1) / 2
       same(of(r):slice(1, first, first + recv[r + 1]), got:slice(1, at, at + recv[r + 1]), "from " .. r)

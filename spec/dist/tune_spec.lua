@@ -7,7 +7,13 @@ local F, C, dist = peri.nn.functional, peri.ffi.C, peri.dist
 local function set(name, word) peri.ffi.check(C.peri_tune_set(name, word)) end
 local function forget() for _, c in ipairs(choices.list()) do set(c.name, nil) end end
 
-local function numbers(count, r, device) return peri.Tensor.uniform({ count }, -1, 1, 3, r, "f32", device) end
+--- Numbers of rank r, made once: every way sends the same.
+local made = {}
+local function numbers(count, r, device)
+  local key = ("%d %d %s"):format(count, r, device)
+  made[key] = made[key] or peri.ffi.lasting(peri.Tensor.uniform, { count }, -1, 1, 3, r, "f32", device)
+  return made[key]
+end
 
 --- Equal element by element, compared in bulk.
 local function same(want, got, what)
@@ -22,7 +28,7 @@ local function exchanges(world, device, n, rows, what)
   for r = 0, n - 1 do send[r + 1], recv[r + 1] = rows + 3 * rank + r, rows + 3 * r + rank end
   local function of(r) return numbers(n * rows + 3 * n * r + n * (n - 1) / 2, r, device) end
   local flying, gathered = world:all_to_all_v(of(rank), send, recv), world:all_gather(numbers(rows, rank, device))
-  local sent = world:broadcast(numbers(rows, rank, device), n - 1)
+  local sent = world:broadcast(numbers(rows, rank, device):clone(), n - 1)
   local got = flying:wait()
   for r = 0, n - 1 do
     local first = rank * (rows + 3 * r) + rank * (rank - 1) / 2
@@ -48,6 +54,7 @@ local function exchanges(world, device, n, rows, what)
 end
 
 describe("ways to copy:", function()
+  teardown(function() made = {} end)
   after_each(forget)
   for _, c in ipairs(choices.list()) do
     for i, way in ipairs(c.name:match "^copy" and c.name ~= "copy_near" and c.ways or {}) do
