@@ -84,9 +84,9 @@ function M.save_json(plan, path) text_data.write(path, M.to_json(plan), "plan.sa
 
 --- A ShardingPlan as Lua text, which plan.from_text reads without running it; the same for the same plan. `note` (optional): comments
 --- above it.
-function M.to_text(plan, note)
+function M.to_text(sharding_plan, note)
   local head = note and "-- " .. note:gsub("\n", "\n-- ") .. "\n" or ""
-  return head .. "return " .. text_data.encode(data_of(plan, "plan.to_text"), { "perilune_plan", unpack(entry_keys) }, 3) .. "\n"
+  return head .. "return " .. text_data.encode(data_of(sharding_plan, "plan.to_text"), { "perilune_plan", unpack(entry_keys) }, 3) .. "\n"
 end
 
 --- The same into a file, whose name should end in ".plan"; JSON, without the note, if it ends in ".json", as plan.load reads it.
@@ -242,7 +242,7 @@ end
 function M.load_json(path) return M.from_json(text_data.read(path, "plan.load_json"), ("plan '%s'"):format(path)) end
 function M.load_text(path) return M.from_text(text_data.read(path, "plan.load_text"), ("plan '%s'"):format(path)) end
 
-signature.check("plan.", M, { load_json = "path: string", save_json = "plan: any, path: string",
+signature.check("plan.", M, { to_text = "sharding_plan: any, note: string?", load_json = "path: string", save_json = "plan: any, path: string",
   load_text = "path: string", save = "plan: any, path: string, note: string?" })
 
 return M
