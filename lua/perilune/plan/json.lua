@@ -242,7 +242,8 @@ end
 function M.load_json(path) return M.from_json(text_data.read(path, "plan.load_json"), ("plan '%s'"):format(path)) end
 function M.load_text(path) return M.from_text(text_data.read(path, "plan.load_text"), ("plan '%s'"):format(path)) end
 
-signature.check("plan.", M, { to_text = "sharding_plan: any, note: string?", load_json = "path: string", save_json = "plan: any, path: string",
+signature.check("plan.", M, { to_text = "sharding_plan: any, note: string?",
+  load_json = "path: string", save_json = "plan: any, path: string",
   load_text = "path: string", save = "plan: any, path: string, note: string?" })
 
 return M
