@@ -24,7 +24,9 @@ if arg[1] ~= "once" and arg[1] ~= "half" then
   for k = 0, n - 1 do
     local last = api.lines_of(command(("%s %d %d"):format(how, k, n)))
     if last[#last] ~= "ended with 0" then
-      for i = math.max(1, #last - 20), #last do print(last[i]) end
+      for i = 1, #last do -- what it found, and where it was in the end
+        if i > #last - 20 or last[i]:find "^RAW: " or (last[i - 1] or ""):find "^RAW: " then print(last[i]) end
+      end
       print(("FAILED: repeat with: luajit tests/fuzz/kinds.lua %s %d %d   (142: it hung for %d s)"):format(how, k, n, HANG))
       os.execute("rm -rf " .. folder)
       os.exit(1)
@@ -47,7 +49,7 @@ local util = require "perilune.util"
 local heard, specs = nil, {} -- the function that checked named arguments last, and what each takes
 local named = util.named
 util.named = function(func, args, spec)
-  heard, specs[func] = func, spec
+  if type(func) == "string" then heard, specs[func] = func, spec end
   return named(func, args, spec)
 end
 local peri = require "perilune"
