@@ -16,12 +16,6 @@ local M = {}
 local MOST_SAMPLES = 1024
 local CANDIDATES = { "f16", "int8", "fp8", "int4" } -- of tables of numbers
 
---- Bytes of a row.
-local row_bytes = {
-  f32 = function(n) return 4 * n end, f16 = function(n) return 2 * n end, bf16 = function(n) return 2 * n end,
-  int8 = function(n) return n + 8 end, int8_half = function(n) return n + 4 end, fp8 = function(n) return n end,
-  int4 = function(n) return math.ceil(n / 2) + 4 end, int2 = function(n) return math.ceil(n / 4) + 4 end,
-}
 local numbers = { f32 = true, f16 = true, bf16 = true }
 
 local units = { [""] = 1, K = 2 ^ 10, M = 2 ^ 20, G = 2 ^ 30, T = 2 ^ 40 }
@@ -196,10 +190,10 @@ local function options_of(p, batches)
   local small = util.map(batches, function(b) return compacted(b, of_feature) end)
   local exact, others = answers_of(p, tables, inputs, small)
   return util.map(p.tables, function(t, i)
-    local own = t.rows * row_bytes[t.dtype](t.columns)
+    local own = t.rows * file.row_bytes(t.dtype, t.columns)
     local list = { [t.dtype] = { bytes = own, loss = 0 } }
     for _, dtype in ipairs(numbers[t.dtype] and CANDIDATES or {}) do
-      local bytes = t.rows * row_bytes[dtype](t.columns)
+      local bytes = t.rows * file.row_bytes(dtype, t.columns)
       if bytes < own then
         local rounded = util.copy(tables)
         rounded[i] = util.copy(tables[i])

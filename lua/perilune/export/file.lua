@@ -59,6 +59,15 @@ local function encoded(rows, dtype)
   return Tensor.wrap(out[0])
 end
 
+local bytes = ffi.new "int64_t[1]"
+--- Bytes of a row of n numbers of a dtype of tables.
+function M.row_bytes(dtype, n)
+  if not row_formats[dtype] then return n * tonumber(C.peri_dtype_size(P.dtype(dtype))) end
+  check(C.peri_row_format_of(row_formats[dtype], format))
+  check(C.peri_quantize_row_bytes(format, n, bytes))
+  return tonumber(bytes[0])
+end
+
 local BLOCK_BYTES = 16 * 2 ^ 20
 
 --- Call f(tensor) with blocks of a table's rows, in their order. weight: a function(row, n) -> tensor, a tensor, or a ShardedTensor,
