@@ -404,7 +404,7 @@ $B/pack.c: $(CDEF) $(MANUAL) $(LUA) runtime/gen/pack.lua $(CONFIG)
 	@$(if $(V),,echo '  PACK    $@')
 	$(Q)luajit runtime/gen/pack.lua $(CDEF) $(MANUAL) $(LUA) argparse $(if $(HAVE_DKJSON),dkjson) >$@
 
-$B/obj/pack.o: $B/pack.c runtime/host/internal.h
+$B/obj/pack.o: $B/pack.c runtime/host/host_internal.h
 	$(Q)$(CC) -std=c11 -Iruntime -fvisibility=hidden -fPIC -c $< -o $@
 
 # Lua for C programs (perilune/lua.h): the Lua files and what calls LuaJIT, whose shared library the programs have, too.

@@ -2,7 +2,7 @@
  *
  * alloc.c: the one door to the heap, live-byte accounting, fault points.
  */
-#include "internal.h"
+#include "base_internal.h"
 
 #include <errno.h>
 #include <malloc.h>

@@ -5,7 +5,7 @@
 #ifndef PERI_BASE_BUFFER_H
 #define PERI_BASE_BUFFER_H
 
-#include "internal.h"
+#include "base_internal.h"
 
 /** Make room for @need elements of @element bytes in an array of room *@room. */
 peri_status peri__grow(void **array, int64_t *room, int64_t need, size_t element);

@@ -2,7 +2,7 @@
  *
  * error.c: status names, the per-thread error record, log lines, dtype names, versions.
  */
-#include "internal.h"
+#include "base_internal.h"
 
 #include <errno.h>
 #include <stdio.h>

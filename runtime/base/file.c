@@ -2,7 +2,7 @@
  *
  * file.c: files that are there whole or not at all.
  */
-#include "internal.h"
+#include "base_internal.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -16,7 +16,7 @@
 #ifndef PERI_BASE_JSON_H
 #define PERI_BASE_JSON_H
 
-#include "internal.h"
+#include "base_internal.h"
 
 typedef struct peri__json {
     const char *begin, *at, *end;

@@ -5,7 +5,7 @@
 #ifndef PERI_BASE_POOL_H
 #define PERI_BASE_POOL_H
 
-#include "internal.h"
+#include "base_internal.h"
 
 /** Calls part(arg, i) once for each i of [0, parts), and returns when all calls have returned. */
 typedef void (*peri__pool_run)(void *ctx, int32_t parts, void (*part)(void *arg, int32_t i), void *arg);

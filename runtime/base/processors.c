@@ -2,7 +2,7 @@
  *
  * processors.c: how many processors this process may use: by its affinity mask, and by the quotas of its control groups.
  */
-#include "internal.h"
+#include "base_internal.h"
 
 #include <sched.h>
 #include <stdio.h>

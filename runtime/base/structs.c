@@ -2,7 +2,7 @@
  *
  * structs.c: structures that begin with their size, between callers and a library of different versions (perilune/base.h has the rule).
  */
-#include "internal.h"
+#include "base_internal.h"
 
 /** The caller's `size`; PERI_EINVAL unless it is that of a structure that has more than a size. */
 static peri_status size_of(const void *given, size_t size, const char *function, const char *type, size_t *out)

@@ -5,7 +5,7 @@
 #ifndef PERI_BASE_TUNE_H
 #define PERI_BASE_TUNE_H
 
-#include "internal.h"
+#include "base_internal.h"
 
 #include <perilune/tune.h>
 

@@ -5,7 +5,7 @@
 #ifndef PERI_CHECKPOINT_FILES_H
 #define PERI_CHECKPOINT_FILES_H
 
-#include "../base/internal.h"
+#include "../base/base_internal.h"
 
 enum { PERI__IO_BLOCK = 4 << 20 }; /* bytes of one read or write */
 

@@ -9,7 +9,7 @@
 #ifndef PERI_CHECKPOINT_NAMES_H
 #define PERI_CHECKPOINT_NAMES_H
 
-#include "../base/internal.h"
+#include "../base/base_internal.h"
 
 typedef struct peri__names_slot {
     uint64_t hash;

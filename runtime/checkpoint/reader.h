@@ -12,7 +12,7 @@
 #ifndef PERI_CHECKPOINT_READER_H
 #define PERI_CHECKPOINT_READER_H
 
-#include "../tensor/internal.h"
+#include "../tensor/tensor_internal.h"
 #include "io.h"
 #include "manifest.h"
 

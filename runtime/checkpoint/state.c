@@ -5,7 +5,7 @@
  */
 #include "../base/buffer.h"
 #include "../base/json.h"
-#include "../embed/internal.h"
+#include "../embed/embed_internal.h"
 #include "../shard/module.h"
 #include "files.h"
 #include "manifest.h"

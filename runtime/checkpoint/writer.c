@@ -4,7 +4,7 @@
  * thread copies the bytes into a ring of buffers, and hashes them while the processor's caches have them; another thread writes the buffers
  * (io.h).
  */
-#include "../tensor/internal.h"
+#include "../tensor/tensor_internal.h"
 #include "io.h"
 #include "manifest.h"
 

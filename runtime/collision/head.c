@@ -2,7 +2,7 @@
  *
  * head.c: what a map counts, on its way from the device; rows that changed.
  */
-#include "internal.h"
+#include "collision_internal.h"
 
 peri_status peri__collision_set(peri_collision *c, int32_t word, int64_t value)
 {

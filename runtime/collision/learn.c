@@ -2,7 +2,7 @@
  *
  * learn.c: what a map learns from its log.
  */
-#include "internal.h"
+#include "collision_internal.h"
 
 #include <math.h>
 

@@ -2,7 +2,7 @@
  *
  * map.c: making a map: what its configuration may say, and the memory of its device.
  */
-#include "internal.h"
+#include "collision_internal.h"
 
 #include <math.h>
 

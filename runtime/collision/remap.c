@@ -2,7 +2,7 @@
  *
  * remap.c: ids to rows: an iteration of a map.
  */
-#include "internal.h"
+#include "collision_internal.h"
 
 static const char f[] = "peri_collision_remap";
 

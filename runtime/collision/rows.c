@@ -3,7 +3,7 @@
  * rows.c: what a map has learned, some rows at a time, in the order of rows: so maps of any size are saved and loaded through a small
  * buffer. A MCH map keeps ids, counts and iterations by row; its index of slots is made again when all rows are there.
  */
-#include "internal.h"
+#include "collision_internal.h"
 
 #include <xxhash.h>
 

@@ -2,7 +2,7 @@
  *
  * state.c: what a map has learned, as TorchRec's buffers.
  */
-#include "internal.h"
+#include "collision_internal.h"
 
 #include <stdio.h>
 

@@ -2,7 +2,7 @@
  *
  * window.c: what MCH has seen since the last eviction, as numbers that can be kept.
  */
-#include "internal.h"
+#include "collision_internal.h"
 
 #include <stdlib.h>
 

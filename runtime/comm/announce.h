@@ -12,7 +12,7 @@
 #ifndef PERI_COMM_ANNOUNCE_H
 #define PERI_COMM_ANNOUNCE_H
 
-#include "internal.h"
+#include "comm_internal.h"
 
 /** What all ranks must agree on. */
 typedef struct peri__agreement {

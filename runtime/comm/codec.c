@@ -3,7 +3,7 @@
  * codec.c: codecs of messages: formats and their parameters, and messages cut into splits.
  */
 #include "../tensor/jagged_internal.h"
-#include "internal.h"
+#include "comm_internal.h"
 #include "../../kernels/codec.h"
 
 #include <math.h>

@@ -5,7 +5,7 @@
  * A transport that takes host memory only gets device tensors through host buffers: copy out on the comm stream (which waits for the
  * stream of the post), post when the copy has run, copy in on the comm stream, and the stream of the post waits for that copy.
  */
-#include "internal.h"
+#include "comm_internal.h"
 #include "../../kernels/route.h"
 
 #include <stdio.h>

@@ -5,7 +5,7 @@
 #ifndef PERI_COMM_EXCHANGE_H
 #define PERI_COMM_EXCHANGE_H
 
-#include "internal.h"
+#include "comm_internal.h"
 
 #include <perilune/exchange.h>
 

@@ -2,7 +2,7 @@
  *
  * group.c: groups from explicit rank lists, health, the recorder. Worlds are joined in world.c.
  */
-#include "internal.h"
+#include "comm_internal.h"
 
 #include <stdio.h>
 

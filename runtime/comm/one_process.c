@@ -2,9 +2,9 @@
  *
  * one_process.c: the exchanges of one process that has several devices: a batch goes to all of them, and what they made of it to one.
  */
-#include "internal.h"
+#include "comm_internal.h"
 
-#include "../tensor/internal.h"
+#include "../tensor/tensor_internal.h"
 
 #include <perilune/exchange.h>
 #include <perilune/ops.h>

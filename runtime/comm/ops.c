@@ -2,7 +2,7 @@
  *
  * ops.c: the public collective operations: what each asks of its tensors.
  */
-#include "internal.h"
+#include "comm_internal.h"
 
 /** Elements of one row (an index of dimension 0). */
 static int64_t row_of(const peri_tensor *t)

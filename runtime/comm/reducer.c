@@ -14,7 +14,7 @@
  * anything after it. A gradient that was already there (an average, if a pass before made it) is averaged along: means of means of the same
  * number of ranks are means.
  */
-#include "internal.h"
+#include "comm_internal.h"
 #include "../../kernels/convert.h"
 
 #include <stddef.h>

@@ -2,7 +2,7 @@
  *
  * stage.c: host buffers through which device tensors travel when the transport takes host memory only, and the stream of those copies.
  */
-#include "internal.h"
+#include "comm_internal.h"
 
 #include <stdatomic.h>
 

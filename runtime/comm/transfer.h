@@ -6,7 +6,7 @@
 #ifndef PERI_COMM_TRANSFER_H
 #define PERI_COMM_TRANSFER_H
 
-#include "internal.h"
+#include "comm_internal.h"
 
 /* -- one direction ----------------------------------------------------------------------------------------------------------------- */
 

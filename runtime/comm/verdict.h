@@ -9,7 +9,7 @@
 #ifndef PERI_COMM_VERDICT_H
 #define PERI_COMM_VERDICT_H
 
-#include "internal.h"
+#include "comm_internal.h"
 
 typedef struct peri__verdict peri__verdict;
 

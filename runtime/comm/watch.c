@@ -8,7 +8,7 @@
  * outside of any step, or in the step of the work that it waits for, whose phases are so told apart. What else completes meanwhile, in
  * steps of other works, ends no wait.
  */
-#include "internal.h"
+#include "comm_internal.h"
 
 /** Room for one element more of @size bytes in *@list, which has @n. */
 static bool grow(void **list, size_t size, int64_t n, int64_t *room)

@@ -4,7 +4,7 @@
  * nothing; whoever tests one pending work moves all of them on, because another rank may be waiting for the next phase of one that
  * nobody here is looking at. What asks or moves all of them in the name of a group stands here too: groups know nothing of works.
  */
-#include "internal.h"
+#include "comm_internal.h"
 
 enum { TESTS = 2000 }; /* that a wait makes before it pauses between them */
 

@@ -2,7 +2,7 @@
  *
  * world.c: joining the world of all ranks, and the choice of its transports.
  */
-#include "internal.h"
+#include "comm_internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -4,7 +4,7 @@
  * and concatenated when they are applied: summed per row earlier, they would round differently from the large batch, and adaptive
  * optimizers would have to hold back in any case.
  */
-#include "internal.h"
+#include "embed_internal.h"
 #include "../../kernels/convert.h"
 
 /** A backward pass that was kept. All retained. */

@@ -2,7 +2,7 @@
  *
  * batch.c: batches on their way through a table batch: an input, and what lookup, prefetch and update compute from it once.
  */
-#include "internal.h"
+#include "embed_internal.h"
 
 enum { MOST_IDLE = 16, MOST_IDLE_SORTED = 4 }; /* kept for later batches; the rest is freed */
 

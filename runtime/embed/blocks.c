@@ -2,7 +2,7 @@
  *
  * blocks.c: block lists and inputs.
  */
-#include "internal.h"
+#include "embed_internal.h"
 
 #include <stdlib.h>
 

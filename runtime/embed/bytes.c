@@ -2,7 +2,7 @@
  *
  * bytes.c: what a table batch would take, by the sizes that making it goes by. Planners ask before there is a device.
  */
-#include "internal.h"
+#include "embed_internal.h"
 
 /** Bytes of table @i, whose rows here (all of them, or the slots of its cache) are @rows: of the states that have rows, and of the
  *  others. */

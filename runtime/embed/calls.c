@@ -2,7 +2,7 @@
  *
  * calls.c: the order of calls on a table batch, among threads and among streams, and memory that calls reuse.
  */
-#include "internal.h"
+#include "embed_internal.h"
 
 peri_status peri__calls_init(peri_tbe *tbe)
 {

@@ -2,7 +2,7 @@
  *
  * check.c: bounds checks of ids and offsets, and the sentences that they turn into.
  */
-#include "internal.h"
+#include "embed_internal.h"
 
 #include <stdio.h>
 

@@ -3,8 +3,8 @@
  * embedding.c: lookups in one matrix: torch's embedding and embedding_bag. Sums and means are those of table batches, padding ids being
  * pruned ones; the largest elements of bags have kernels of their own (kernels/bags.h).
  */
-#include "../sparse/internal.h"
-#include "internal.h"
+#include "../sparse/sparse_internal.h"
+#include "embed_internal.h"
 #include "reach.h"
 #include "../../kernels/bags.h"
 

@@ -3,7 +3,7 @@
  * expand.c: from the pooled rows of distinct bags to the full batch. It is a lookup: the pooled rows are tables, the inverse indices ids
  * of bags of one id each; its gradient sums what goes back to the same row, in the order of the batch.
  */
-#include "internal.h"
+#include "embed_internal.h"
 
 #include <stdio.h>
 

@@ -3,7 +3,7 @@
  * front.c: the calls that look up and train. Each checks its arguments, goes to where the rows are (peri__store), and keeps the lookup's
  * node on the tape.
  */
-#include "internal.h"
+#include "embed_internal.h"
 
 /* -- batches --------------------------------------------------------------------------------------------------------------------- */
 

@@ -3,7 +3,7 @@
  * held.c: whether the rows of a table can hold the numbers that are written to them. What does not fit would become NaN, infinite, or
  * another number, without a word: formats of few bits have neither, or small ranges.
  */
-#include "internal.h"
+#include "embed_internal.h"
 
 #include <math.h>
 

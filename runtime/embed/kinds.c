@@ -2,7 +2,7 @@
  *
  * kinds.c: the table of optimizers: what each keeps and knows; the states that follow from it.
  */
-#include "internal.h"
+#include "embed_internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>

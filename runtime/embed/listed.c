@@ -2,7 +2,7 @@
  *
  * listed.c: the table batches that there are, so that the one whose memory a view is of can be found.
  */
-#include "internal.h"
+#include "embed_internal.h"
 
 static struct {
     pthread_mutex_t lock;

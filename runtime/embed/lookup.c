@@ -2,7 +2,7 @@
  *
  * lookup.c: forward in memory.
  */
-#include "internal.h"
+#include "embed_internal.h"
 #include "reach.h"
 
 peri_k_tbe_rows peri__tbe_rows(const peri_tbe *tbe)

@@ -3,7 +3,7 @@
  * memory.c: the store of tables in memory.
  */
 #include "../tensor/jagged_internal.h"
-#include "internal.h"
+#include "embed_internal.h"
 
 /* -- lookups and updates --------------------------------------------------------------------------------------------------------------- */
 

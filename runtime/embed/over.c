@@ -2,7 +2,7 @@
  *
  * over.c: lookups in a tensor whose memory a table batch borrows for them (peri__tbe_over), on the tape.
  */
-#include "internal.h"
+#include "embed_internal.h"
 
 enum { IN_TABLE, IN_WEIGHTS, INPUTS };
 enum { SAVED_IDS, SAVED_OFFSETS, SAVED_WEIGHTS, SAVED_SCALE };

@@ -5,7 +5,7 @@
  * be to read and write all of them once more.
  */
 #include "../tensor/jagged_internal.h"
-#include "internal.h"
+#include "embed_internal.h"
 
 /** The node's state. */
 typedef struct parts {

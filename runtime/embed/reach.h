@@ -6,7 +6,7 @@
 #define PERI_EMBED_REACH_H
 
 #include "../base/tune.h"
-#include "internal.h"
+#include "embed_internal.h"
 
 /** Of lookups, and of updates. */
 peri_k_tbe_reach peri__tbe_reach_lookup(void);

@@ -2,7 +2,7 @@
  *
  * room.c: what is said when memory is short: whose table or batch it is, and what would take less of the device's memory.
  */
-#include "internal.h"
+#include "embed_internal.h"
 
 #include <stdio.h>
 

@@ -2,7 +2,7 @@
  *
  * rows.c: the table of what rows of tables are stored as: numbers, and bytes (PERI_ROWS_*) with their layout.
  */
-#include "internal.h"
+#include "embed_internal.h"
 
 /** How rows are stored; NULL: no table holds that. */
 static const struct row_kind {

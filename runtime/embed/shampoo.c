@@ -2,7 +2,7 @@
  *
  * shampoo.c: the backward pass with Shampoo. It needs all rows of a batch at once, so it goes by way of their gradient as sparse rows.
  */
-#include "internal.h"
+#include "embed_internal.h"
 
 /** What follows the sums: statistics, roots, rows. */
 static peri_status precondition(peri_tbe *tbe, const peri_tbe_sparse *rows)

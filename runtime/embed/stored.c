@@ -2,7 +2,7 @@
  *
  * stored.c: flushes of table batches and counts of their caches, wherever the rows are.
  */
-#include "internal.h"
+#include "embed_internal.h"
 
 peri_status peri_tbe_flush_info(const peri_tbe *tbe, peri_flush_info *out)
 {

@@ -2,7 +2,7 @@
  *
  * tbe.c: making table batches, their weights and states.
  */
-#include "internal.h"
+#include "embed_internal.h"
 #include "reach.h"
 #include "../../kernels/convert.h"
 

@@ -2,7 +2,7 @@
  *
  * update.c: the backward pass: sort the items of a batch by row, sum each row's gradient, run the optimizer on it.
  */
-#include "internal.h"
+#include "embed_internal.h"
 #include "reach.h"
 #include "watch.h"
 

@@ -22,7 +22,7 @@
 #ifndef PERI_EMBED_WATCH_H
 #define PERI_EMBED_WATCH_H
 
-#include "internal.h"
+#include "embed_internal.h"
 
 enum { PERI__ROWS_SORTED, PERI__ROWS_TOUCHED, PERI__ROWS_LIST, PERI__ROWS_RANGE };
 

@@ -5,8 +5,8 @@
 #include <perilune/host.h>
 
 #include "../base/pool.h"
-#include "../plugin/internal.h"
-#include "../tensor/internal.h"
+#include "../plugin/plugin_internal.h"
+#include "../tensor/tensor_internal.h"
 
 peri_status peri_host_allocator_set(void *(*alloc)(size_t size), void *(*resize)(void *p, size_t size), void (*release)(void *p))
 {

@@ -3,7 +3,7 @@
  * job.c: mpirun as a child of the launcher: what it writes to its standard error, the signals that come meanwhile, and its end, one event
  * after the other. Its input and output are the launcher's own.
  */
-#include "internal.h"
+#include "host_internal.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -2,7 +2,7 @@
  *
  * libraries.c: the libraries that this process has loaded, and the versions that they tell.
  */
-#include "internal.h"
+#include "host_internal.h"
 
 #include <dlfcn.h>
 #include <lauxlib.h>

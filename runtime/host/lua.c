@@ -5,7 +5,7 @@
  */
 #include "guest.h"
 
-#include "../plugin/internal.h"
+#include "../plugin/plugin_internal.h"
 
 #include <dlfcn.h>
 #include <sys/auxv.h>

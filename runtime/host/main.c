@@ -5,7 +5,7 @@
  *
  * PERI_LUA_PATH (a folder, or patterns with '?') makes modules from files go before the packed ones: for work on Perilune itself.
  */
-#include "internal.h"
+#include "host_internal.h"
 
 #include <errno.h>
 #include <lauxlib.h>

@@ -2,7 +2,7 @@
  *
  * packed.c: `require` for the Lua files that are packed into the launcher and into libperilune_lua.so.
  */
-#include "internal.h"
+#include "host_internal.h"
 
 #include <lauxlib.h>
 #include <lua.h>

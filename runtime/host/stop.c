@@ -6,7 +6,7 @@
  * Ranks under `perilune run -n` do not get the launcher's signals themselves. It has mpirun pass SIGUSR1 on for SIGTERM, and SIGUSR2 for
  * SIGINT, which all versions of Open MPI do, and keeps the deadline itself.
  */
-#include "internal.h"
+#include "host_internal.h"
 
 #include <errno.h>
 #include <lauxlib.h>

@@ -2,7 +2,7 @@
  *
  * terminal.c: what an interactive session needs of the terminal: keys one by one, its width, and Ctrl-C while a line runs.
  */
-#include "internal.h"
+#include "host_internal.h"
 
 #include <lauxlib.h>
 #include <lua.h>

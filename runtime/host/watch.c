@@ -5,7 +5,7 @@
  * mpirun and srun start `perilune run`; it forks, the child becomes the rank, and the parent waits. It runs on the rank's machine, so it
  * knows the rank's process, signal, memory, and whether the kernel's out-of-memory killer has struck, under every launcher.
  */
-#include "internal.h"
+#include "host_internal.h"
 
 #include <errno.h>
 #include <lauxlib.h>

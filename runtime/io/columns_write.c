@@ -2,7 +2,7 @@
  *
  * columns_write.c: batches as npy files. Rows are appended; the header, which says how many there are, is written again at the end.
  */
-#include "internal.h"
+#include "io_internal.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -5,7 +5,7 @@
 #ifndef PERI_IO_FEATURES_H
 #define PERI_IO_FEATURES_H
 
-#include "internal.h"
+#include "io_internal.h"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>

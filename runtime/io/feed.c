@@ -5,7 +5,7 @@
  * The taker owns the feed. A thread that does not end in time when the feed is released is orphaned: it then owns the feed, and gives it
  * back when it ends.
  */
-#include "internal.h"
+#include "io_internal.h"
 
 #include <pthread.h>
 #include <time.h>

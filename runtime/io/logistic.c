@@ -2,7 +2,7 @@
  *
  * logistic.c: the baseline: logistic regression over ids and dense features, one sample at a time, Adagrad.
  */
-#include "internal.h"
+#include "io_internal.h"
 
 /** A weight and its sum of squared gradients, side by side: they are always used together. */
 typedef struct weight {

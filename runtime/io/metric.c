@@ -2,7 +2,7 @@
  *
  * metric.c: sums over samples and the areas that need them sorted.
  */
-#include "internal.h"
+#include "io_internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>

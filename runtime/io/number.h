@@ -5,7 +5,7 @@
 #ifndef PERI_IO_NUMBER_H
 #define PERI_IO_NUMBER_H
 
-#include "internal.h"
+#include "io_internal.h"
 
 #include <locale.h>
 #include <stdlib.h>

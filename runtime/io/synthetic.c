@@ -9,7 +9,7 @@
  *     S = sum over features f of the dot product of the vectors of f and f + 1 (the last with the first)
  * where var is the variance over uniform ids and full bags, so that `signal` and `interaction` are in units of the logit.
  */
-#include "internal.h"
+#include "io_internal.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -12,7 +12,7 @@
 #ifndef PERI_IO_WINDOW_H
 #define PERI_IO_WINDOW_H
 
-#include "internal.h"
+#include "io_internal.h"
 
 /** A file of the text. */
 typedef struct peri_window_file {

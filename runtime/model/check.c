@@ -6,8 +6,8 @@
  */
 #include "../../kernels/dense.h"
 #include "../base/buffer.h"
-#include "../embed/internal.h"
-#include "internal.h"
+#include "../embed/embed_internal.h"
+#include "model_internal.h"
 
 #include <perilune/collision.h>
 #include <perilune/retrieval.h>

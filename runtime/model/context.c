@@ -8,7 +8,7 @@
  * meanwhile.
  */
 #include "../../kernels/dense.h"
-#include "internal.h"
+#include "model_internal.h"
 
 #include <stdlib.h>
 

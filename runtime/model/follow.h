@@ -5,7 +5,7 @@
 #ifndef PERI_MODEL_FOLLOW_H
 #define PERI_MODEL_FOLLOW_H
 
-#include "internal.h"
+#include "model_internal.h"
 
 #include <perilune/checkpoint.h>
 

@@ -4,7 +4,7 @@
  */
 #include "../base/buffer.h"
 #include "../base/json.h"
-#include "internal.h"
+#include "model_internal.h"
 
 #include <perilune/collision.h>
 

@@ -10,7 +10,7 @@
  * and every row is compared with the number of rows.
  */
 #include "../../kernels/spread.h"
-#include "internal.h"
+#include "model_internal.h"
 
 #include <perilune/collision.h>
 

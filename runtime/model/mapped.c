@@ -4,7 +4,7 @@
  * Where it was asked for (PERI_MODEL_GUARD), the handler of this file puts pages of zeros where the file was and notes that it did, so
  * that the call goes on, and fails at its end.
  */
-#include "internal.h"
+#include "model_internal.h"
 
 #include <errno.h>
 #include <fcntl.h>

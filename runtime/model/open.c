@@ -2,7 +2,7 @@
  *
  * open.c: opening, describing and verifying model files.
  */
-#include "internal.h"
+#include "model_internal.h"
 
 #include <errno.h>
 #include <stdio.h>

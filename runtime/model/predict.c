@@ -7,9 +7,9 @@
 #include "../../kernels/tbe.h"
 #include "../../kernels/work.h"
 #include "../../kernels/nearest.h"
-#include "../sparse/internal.h"
-#include "../embed/internal.h"
-#include "internal.h"
+#include "../sparse/sparse_internal.h"
+#include "../embed/embed_internal.h"
+#include "model_internal.h"
 
 /** One operation, and the samples that it is for. */
 typedef struct run {

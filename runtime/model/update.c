@@ -6,7 +6,7 @@
  */
 #include "../../kernels/kernels.h"
 #include "../base/buffer.h"
-#include "../embed/internal.h"
+#include "../embed/embed_internal.h"
 #include "follow.h"
 
 #include <perilune/quantize.h>

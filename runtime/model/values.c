@@ -2,7 +2,7 @@
  *
  * values.c: whether a model takes what a caller gives it.
  */
-#include "internal.h"
+#include "model_internal.h"
 
 #include <perilune/collision.h>
 

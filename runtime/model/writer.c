@@ -5,7 +5,7 @@
  */
 #include "../../kernels/dense.h"
 #include "../../kernels/ref/number.h"
-#include "internal.h"
+#include "model_internal.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -4,7 +4,7 @@
  * (colon-separated) and then in the folder of the object that holds this code; never in the working directory, never unloaded.
  * Tests give the name `opaque` to another device by PERI_OPAQUE_DEVICE: what is said of the test device must hold for any.
  */
-#include "internal.h"
+#include "plugin_internal.h"
 
 #include "../../kernels/kernels.h"
 #include "../base/tune.h"

@@ -12,7 +12,7 @@
 #ifndef PERI_SERVE_HTTP_H
 #define PERI_SERVE_HTTP_H
 
-#include "../base/internal.h"
+#include "../base/base_internal.h"
 
 typedef struct peri__http peri__http;
 

@@ -6,7 +6,7 @@
 #ifndef PERI_SERVE_MODEL_H
 #define PERI_SERVE_MODEL_H
 
-#include "../base/internal.h"
+#include "../base/base_internal.h"
 
 enum { PERI__SERVE_NUMBERS, PERI__SERVE_IDS, PERI__SERVE_WEIGHTS };
 

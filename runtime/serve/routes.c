@@ -3,7 +3,7 @@
  * routes.c: which path is what. Everything but predictions is answered here at once, by the thread of connections: also while all workers
  * are busy.
  */
-#include "internal.h"
+#include "serve_internal.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -2,7 +2,7 @@
  *
  * server.c: see server.h: the queue, the model that serves, beginning and end.
  */
-#include "internal.h"
+#include "serve_internal.h"
 
 #include <errno.h>
 #include <stdio.h>

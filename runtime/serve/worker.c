@@ -2,7 +2,7 @@
  *
  * worker.c: a thread that takes requests, several at a time, and answers them.
  */
-#include "internal.h"
+#include "serve_internal.h"
 
 #include <stdio.h>
 #include <time.h>

@@ -11,7 +11,7 @@
 #ifndef PERI_SHARD_MODULE_H
 #define PERI_SHARD_MODULE_H
 
-#include "internal.h"
+#include "shard_internal.h"
 #include "layout.h"
 #include "way.h"
 #include "../../kernels/route.h"

@@ -6,7 +6,7 @@
 #ifndef PERI_SHARD_NODES_H
 #define PERI_SHARD_NODES_H
 
-#include "../base/internal.h"
+#include "../base/base_internal.h"
 
 typedef struct peri__nodes {
     int32_t n;           /* nodes, in order of their first ranks */

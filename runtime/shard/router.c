@@ -14,7 +14,7 @@
 #include "router.h"
 #include "../../kernels/route.h"
 
-#include "../embed/internal.h"
+#include "../embed/embed_internal.h"
 #include "../tensor/jagged_internal.h"
 
 enum { SYNC, COUNT, ANNOUNCE, PAYLOAD, DONE };

@@ -2,7 +2,7 @@
  *
  * attention.c: attention within the sequences of jagged tensors, with gradient; places and times of their members.
  */
-#include "internal.h"
+#include "sparse_internal.h"
 #include "../../kernels/sequence.h"
 
 #include <stdio.h>

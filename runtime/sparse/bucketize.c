@@ -2,7 +2,7 @@
  *
  * bucketize.c: ids dealt to the shards of a table.
  */
-#include "internal.h"
+#include "sparse_internal.h"
 #include "../../kernels/sparse.h"
 
 #include "../../kernels/divide.h"

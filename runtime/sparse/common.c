@@ -2,7 +2,7 @@
  *
  * common.c: checks that read back what they found, cumulative sums, sorting.
  */
-#include "internal.h"
+#include "sparse_internal.h"
 #include "../../kernels/jagged.h"
 #include "../../kernels/sparse.h"
 #include "../../kernels/lookup.h"

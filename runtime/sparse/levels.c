@@ -2,7 +2,7 @@
  *
  * levels.c: values under one or several levels of bags as a padded dense tensor, and back, with gradient.
  */
-#include "internal.h"
+#include "sparse_internal.h"
 #include "../../kernels/convert.h"
 #include "../../kernels/sparse.h"
 

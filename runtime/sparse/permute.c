@@ -2,7 +2,7 @@
  *
  * permute.c: segments and rows in another order, with gradient; permutations turned around and spread out.
  */
-#include "internal.h"
+#include "sparse_internal.h"
 #include "../../kernels/jagged.h"
 #include "../../kernels/sparse.h"
 

@@ -2,7 +2,7 @@
  *
  * pooled.c: the features' column blocks of a matrix of pooled embeddings in another order, with gradient.
  */
-#include "internal.h"
+#include "sparse_internal.h"
 
 /** state of the node. */
 typedef struct blocks {

@@ -2,7 +2,7 @@
  *
  * pruned.c: rows of a table left out, and the tables that lead from an id to its row among those that are left: arrays and hash tables.
  */
-#include "internal.h"
+#include "sparse_internal.h"
 #include "../../kernels/lookup.h"
 
 #include <stdio.h>

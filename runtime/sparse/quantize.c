@@ -2,7 +2,7 @@
  *
  * quantize.c: rows in few bits a number.
  */
-#include "internal.h"
+#include "sparse_internal.h"
 #include "../../kernels/quantize.h"
 
 #include <perilune/ops.h>

@@ -2,7 +2,7 @@
  *
  * retrieval.c: the largest products of queries and items.
  */
-#include "internal.h"
+#include "sparse_internal.h"
 
 #include <perilune/ops.h>
 #include <perilune/retrieval.h>

@@ -2,7 +2,7 @@
  *
  * scalars.c: a number for each id: tables of one column with gradient, sums of weights, calibration by histogram, hashes.
  */
-#include "internal.h"
+#include "sparse_internal.h"
 #include "../../kernels/lookup.h"
 
 #include <math.h>

@@ -2,7 +2,7 @@
  *
  * segment.c: sums of segments, with gradient.
  */
-#include "internal.h"
+#include "sparse_internal.h"
 #include "../../kernels/sparse.h"
 
 static int64_t grain(int64_t segments, int64_t n)

@@ -2,7 +2,7 @@
  *
  * select.c: members of bags by mask and by place, rows of several matrices by index, with gradient.
  */
-#include "internal.h"
+#include "sparse_internal.h"
 #include "../../kernels/lookup.h"
 
 /** values [n, ...] and lengths [bags]. */

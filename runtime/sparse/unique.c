@@ -2,7 +2,7 @@
  *
  * unique.c: distinct ids in ascending order, where each id went, and how many there are of each.
  */
-#include "internal.h"
+#include "sparse_internal.h"
 #include "../../kernels/sparse.h"
 
 static void release(peri_unique_result *r)

@@ -5,7 +5,7 @@
  * Kernels of elementwise operations and of linear layers take 16-bit floats; they compute in f32 and round once. Those of other dense
  * operations take f32 and f64: an operation on 16-bit floats casts its inputs to f32, computes, and casts its result back.
  */
-#include "internal.h"
+#include "tensor_internal.h"
 
 #include <perilune/precision.h>
 #include <string.h>

@@ -11,7 +11,7 @@
  * before its turn is held until then.
  */
 #include "../base/between.h"
-#include "internal.h"
+#include "tensor_internal.h"
 #include "../../kernels/dense.h"
 
 #include <stdlib.h>

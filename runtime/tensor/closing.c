@@ -2,7 +2,7 @@
  *
  * closing.c: the end of all devices, and of what is kept for them.
  */
-#include "internal.h"
+#include "tensor_internal.h"
 
 static void drop_kept(peri_device *device)
 {

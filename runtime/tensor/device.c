@@ -2,7 +2,7 @@
  *
  * device.c: the table of open devices, streams, events; queueing kernels and copies; storage.
  */
-#include "internal.h"
+#include "tensor_internal.h"
 
 #include "../base/between.h"
 #include "../base/tune.h"

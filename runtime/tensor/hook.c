@@ -2,7 +2,7 @@
  *
  * hook.c: places on the tape where a backward pass stops for its caller. C calls nobody back: the pass returns, and is continued.
  */
-#include "internal.h"
+#include "tensor_internal.h"
 
 enum { KEPT_ID, KEPT_REACHED };
 

@@ -5,7 +5,7 @@
 #ifndef PERI_TENSOR_JAGGED_INTERNAL_H
 #define PERI_TENSOR_JAGGED_INTERNAL_H
 
-#include "internal.h"
+#include "tensor_internal.h"
 
 #include <perilune/jagged.h>
 

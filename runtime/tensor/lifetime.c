@@ -2,7 +2,7 @@
  *
  * lifetime.c: the last references. A tensor holds the node that made it and a node the tensors that it saved, so they go together.
  */
-#include "internal.h"
+#include "tensor_internal.h"
 
 void peri__ending_release(peri__ending *ending)
 {

@@ -3,7 +3,7 @@
  * ops_cross.c: the layers of a cross network as one operation. A layer is two products (one, if its matrix is whole) and one pass over what
  * they made; backwards, three more products and one pass. The gradient of x0, to which every layer adds, stays in one array.
  */
-#include "internal.h"
+#include "tensor_internal.h"
 #include "../../kernels/dense.h"
 
 #include <perilune/ops.h>

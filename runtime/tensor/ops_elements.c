@@ -2,7 +2,7 @@
  *
  * ops_elements.c: elements compared, chosen by a condition, picked by an index, sorted; numbers in a row.
  */
-#include "internal.h"
+#include "tensor_internal.h"
 #include "../../kernels/sparse.h"
 #include "../../kernels/elements.h"
 

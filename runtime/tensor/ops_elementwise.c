@@ -2,7 +2,7 @@
  *
  * ops_elementwise.c: functions of one number, arithmetic with broadcasting, expand.
  */
-#include "internal.h"
+#include "tensor_internal.h"
 #include "../../kernels/dense.h"
 
 #include <perilune/ops.h>

@@ -2,7 +2,7 @@
  *
  * ops_interaction.c: pairwise dot products of dense and sparse features (DLRM).
  */
-#include "internal.h"
+#include "tensor_internal.h"
 #include "../../kernels/dense.h"
 
 #include <perilune/ops.h>

@@ -3,7 +3,7 @@
  * ops_join.c: cat and stack, whose gradients are views of the upstream gradient: nothing is copied; and split, with one gradient of all
  * its parts.
  */
-#include "internal.h"
+#include "tensor_internal.h"
 
 #include <perilune/ops.h>
 

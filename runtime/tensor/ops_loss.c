@@ -2,7 +2,7 @@
  *
  * ops_loss.c: losses. Their gradients flow to the predictions only.
  */
-#include "internal.h"
+#include "tensor_internal.h"
 #include "../../kernels/dense.h"
 #include "../../kernels/sparse.h"
 

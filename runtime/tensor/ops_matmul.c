@@ -3,7 +3,7 @@
  * ops_matmul.c: linear layers and matrix products, over the operation gemm.
  */
 #include "../base/between.h"
-#include "internal.h"
+#include "tensor_internal.h"
 #include "../../kernels/dense.h"
 
 #include <perilune/ops.h>

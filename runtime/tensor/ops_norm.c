@@ -2,7 +2,7 @@
  *
  * ops_norm.c: softmax, layer norm, dropout.
  */
-#include "internal.h"
+#include "tensor_internal.h"
 #include "../../kernels/dense.h"
 
 #include <perilune/ops.h>

@@ -5,7 +5,7 @@
  *
  * A long sum is cut into blocks of a fixed size, whose sums are summed again: the order of additions depends on shapes only.
  */
-#include "internal.h"
+#include "tensor_internal.h"
 #include "../../kernels/dense.h"
 
 #include <stdio.h>

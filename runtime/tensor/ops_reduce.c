@@ -2,7 +2,7 @@
  *
  * ops_reduce.c: sums and means over dimensions, the largest element of a dimension.
  */
-#include "internal.h"
+#include "tensor_internal.h"
 #include "../../kernels/dense.h"
 #include "../../kernels/elements.h"
 

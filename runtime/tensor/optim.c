@@ -3,7 +3,7 @@
  * optim.c: optimizers of the dense part: states of every parameter; norms and clipping. Parameters of one dtype and device that have taken
  * equally many steps are updated by one launch (up to PERI_OPTIM_PARTS of them).
  */
-#include "internal.h"
+#include "tensor_internal.h"
 #include "../../kernels/optim.h"
 
 #include <math.h>

@@ -12,7 +12,7 @@
 #ifndef PERI_TENSOR_PINNED_H
 #define PERI_TENSOR_PINNED_H
 
-#include "internal.h"
+#include "tensor_internal.h"
 
 /** Queue a copy of the contiguous @src to the contiguous @dst, of the same bytes and of a device. True in *@done: @src is in memory that is
  *  pinned for that device, and the copy may read it until the device's current stream has come past it. False: nothing was done. */

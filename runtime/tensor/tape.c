@@ -5,7 +5,7 @@
  * Nodes hang on the tensors that they made, so dropping the loss drops the tape. There is no global list: nodes are ordered by a
  * process-wide sequence number. Several ranks of a `sim` world can therefore interleave their passes in one thread.
  */
-#include "internal.h"
+#include "tensor_internal.h"
 
 static atomic_uint_least64_t sequence;
 static _Thread_local bool recording_off;

@@ -2,7 +2,7 @@
  *
  * tensor.c: tensors, copies between layouts, dtypes and devices, reading and writing from the host. Nothing here is recorded: see views.c.
  */
-#include "internal.h"
+#include "tensor_internal.h"
 #include "../../kernels/convert.h"
 
 #include <math.h>

@@ -11,7 +11,7 @@
  *
  * One lock; tasks run in the thread that waits. Memory: memory.cc.
  */
-#include "internal.h"
+#include "cuda_host_internal.h"
 
 #include <atomic>
 #include <cerrno>

@@ -11,7 +11,7 @@
  * What remains of the first and the last page of an allocation holds noise that must stay; the address sanitizer watches it where there is
  * one, and races.cc where it is told of every access. New memory holds noise, or what was there before.
  */
-#include "internal.h"
+#include "cuda_host_internal.h"
 
 #include <csetjmp>
 #include <csignal>

@@ -7,7 +7,7 @@
  * Kernels are compiled for the host with frame pointers and without optimization, where each call of the source (and each copy of a call
  * that is inlined) is at one address, and at an address of its own.
  */
-#include "internal.h"
+#include "cuda_host_internal.h"
 
 #include <cstdio>
 #include <cstdlib>

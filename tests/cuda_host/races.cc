@@ -17,7 +17,7 @@
  * did it last, and who of the other threads did it last. Blocks run one after the other, so the first one shows what other blocks did;
  * within a block a third thread's load may have been forgotten, under one order of the threads.
  */
-#include "internal.h"
+#include "cuda_host_internal.h"
 
 #include <cstdio>
 #include <cstdlib>

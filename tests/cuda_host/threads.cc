@@ -15,7 +15,7 @@
  *
  * Each array of shared memory ends where a page without access begins.
  */
-#include "internal.h"
+#include "cuda_host_internal.h"
 
 #include <cstdio>
 #include <cstdlib>

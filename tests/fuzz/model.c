@@ -7,7 +7,7 @@
  */
 #include "choices.h"
 
-#include "runtime/model/internal.h"
+#include "runtime/model/model_internal.h"
 
 #include <stdio.h>
 #include <sys/mman.h>

@@ -123,7 +123,7 @@ return {
   { "torchrec.distributed.embedding_sharding",
     { "BaseEmbeddingDist", "runtime/shard/way.h", "spec/shard/parity_spec.lua: mixed_on_nodes" },
     { "BaseSparseFeaturesDist", "runtime/shard/router.h", "spec/shard/parity_spec.lua: mixed_on_nodes" },
-    { "EmbeddingSharding", "runtime/shard/internal.h", "spec/plan/types_spec.lua: shards", "the struct peri__sharding_type" },
+    { "EmbeddingSharding", "runtime/shard/shard_internal.h", "spec/plan/types_spec.lua: shards", "the struct peri__sharding_type" },
     { "EmbeddingShardingContext", "runtime/shard/layout.h", "spec/shard/parity_spec.lua: mixed", "the layout of a batch" },
     { "EmbeddingShardingInfo", "peri.plan.ParameterSharding", "spec/plan/types_spec.lua: ParameterSharding" },
     { "FusedKJTListSplitsAwaitable", "peri.dist.exchange.FusedKJTListSplitsAwaitable", exchange .. "FusedKJTListSplitsAwaitable" },

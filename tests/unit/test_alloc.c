@@ -4,7 +4,7 @@
  */
 #include "tests/harness/check.h"
 
-#include "runtime/base/internal.h"
+#include "runtime/base/base_internal.h"
 
 #include <perilune/host.h>
 

@@ -5,7 +5,7 @@
  */
 #include "tests/harness/check.h"
 
-#include "runtime/comm/internal.h"
+#include "runtime/comm/comm_internal.h"
 
 #include <perilune/ops.h>
 

@@ -7,7 +7,7 @@
 #include "kernels/convert.h"
 #include "kernels/dense.h"
 
-#include "runtime/tensor/internal.h"
+#include "runtime/tensor/tensor_internal.h"
 
 #include <math.h>
 #include <pthread.h>

@@ -6,7 +6,7 @@
 #include "tests/harness/check.h"
 
 #include "kernels/kernels.h"
-#include "runtime/plugin/internal.h"
+#include "runtime/plugin/plugin_internal.h"
 
 #include <libgen.h>
 #include <perilune/ops.h>

@@ -6,10 +6,10 @@
  */
 #include "tests/harness/check.h"
 #include "kernels/kernels.h"
-#include "runtime/base/internal.h"
+#include "runtime/base/base_internal.h"
 #include "runtime/plugin/coll.h"
 #include "runtime/plugin/device.h"
-#include "runtime/plugin/internal.h"
+#include "runtime/plugin/plugin_internal.h"
 
 #include <dlfcn.h>
 #include <stdlib.h>

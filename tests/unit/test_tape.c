@@ -5,7 +5,7 @@
 #include "tests/harness/check.h"
 #include "kernels/dense.h"
 
-#include "runtime/tensor/internal.h"
+#include "runtime/tensor/tensor_internal.h"
 
 #include <stdlib.h>
 

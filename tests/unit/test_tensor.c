@@ -4,7 +4,7 @@
  */
 #include "tests/harness/check.h"
 
-#include "runtime/tensor/internal.h"
+#include "runtime/tensor/tensor_internal.h"
 
 #include <stdlib.h>
 

@@ -11,7 +11,7 @@
  *
  * Notes are small enough to be sent eagerly, so none waits for its receiver.
  */
-#include "internal.h"
+#include "mpi_internal.h"
 
 #include <errno.h>
 #include <signal.h>

@@ -7,7 +7,7 @@
  * libevent still has it in a list, which is a ring from then on. Nothing brings such a thread back, and no deadline of this library is
  * looked at. So another thread counts: it says what happened and ends the process, which mpirun and the other ranks see.
  */
-#include "internal.h"
+#include "mpi_internal.h"
 
 #include <inttypes.h>
 #include <pthread.h>

@@ -9,7 +9,7 @@
  * a Unix socket to a name made of the job and its rank (abstract: no file), and every rank's process carries its rank in its environment.
  * Other users could do both, so only what belongs to this user counts.
  */
-#include "internal.h"
+#include "mpi_internal.h"
 
 #include <dirent.h>
 #include <errno.h>

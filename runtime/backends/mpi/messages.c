@@ -2,7 +2,7 @@
  *
  * messages.c: the messages of a request, and sums in rank order.
  */
-#include "internal.h"
+#include "mpi_internal.h"
 #include "../../../kernels/convert.h"
 #include "../../../kernels/route.h"
 

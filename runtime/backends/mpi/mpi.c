@@ -16,7 +16,7 @@
  *
  * All ranks of a pair exchange a message even where the count is zero: a disagreement about counts is then seen by the receiver.
  */
-#include "internal.h"
+#include "mpi_internal.h"
 #include "../../../kernels/convert.h"
 #include "../../../kernels/route.h"
 

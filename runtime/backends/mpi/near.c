@@ -13,7 +13,7 @@
  * count beyond that range: its own job is complete. A rank that gives up closes all cells of the group: nobody can claim any more, and its
  * buffers are free when all claims are done (near_quiet).
  */
-#include "internal.h"
+#include "mpi_internal.h"
 #include "../../../kernels/route.h"
 
 enum {

@@ -2,7 +2,7 @@
  *
  * near_copy.c: the copies and sums that a rank makes of its jobs and of those that concern it (near.c), piece by piece.
  */
-#include "internal.h"
+#include "mpi_internal.h"
 #include "../../../kernels/route.h"
 
 #include <errno.h>

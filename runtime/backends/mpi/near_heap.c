@@ -11,7 +11,7 @@
  * A heap asks for huge pages when it grows, for ranks read each other's rows in any order. Linux gives them on demand (since 6.1) also
  * where files in memory get none by themselves, as is its default.
  */
-#include "internal.h"
+#include "mpi_internal.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -2,7 +2,7 @@
  *
  * near_memory.c: the cells that the ranks of a group on one machine share (near.c).
  */
-#include "internal.h"
+#include "mpi_internal.h"
 
 #include <errno.h>
 #include <fcntl.h>

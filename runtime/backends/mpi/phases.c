@@ -2,7 +2,7 @@
  *
  * phases.c: each operation as phases: messages, or descriptors and then copies (near.c).
  */
-#include "internal.h"
+#include "mpi_internal.h"
 
 enum {
     SMALL_REDUCE = 32 << 10, /* bytes of all vectors together up to which all_reduce sends everything to everybody; */

@@ -2,7 +2,7 @@
  *
  * state.c: what the process knows, and failures.
  */
-#include "internal.h"
+#include "mpi_internal.h"
 
 struct mpi_state peri__mpi;
 const peri_plugin_host *peri__mpi_host;

@@ -2,7 +2,7 @@
  *
  * world.c: worlds and groups: joining, who is where, making groups, leaving.
  */
-#include "internal.h"
+#include "mpi_internal.h"
 
 #include <dlfcn.h>
 #include <pthread.h>

@@ -10,7 +10,7 @@
  *
  * The lock of the world is held by whichever of the two works with communicators.
  */
-#include "internal.h"
+#include "nccl_internal.h"
 
 #include <signal.h>
 #include <time.h>

@@ -2,7 +2,7 @@
  *
  * library.c: libnccl.so.2, found at run time, so that this plugin loads where there is none and can say so.
  */
-#include "internal.h"
+#include "nccl_internal.h"
 
 #include <dlfcn.h>
 #include <string.h>

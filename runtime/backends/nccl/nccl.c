@@ -8,7 +8,7 @@
  * mismatch, a dead rank and a late one are named as on other transports, though NCCL itself would wait for ever: a group that fails has
  * its communicators aborted, which ends what runs on the device.
  */
-#include "internal.h"
+#include "nccl_internal.h"
 
 #include <string.h>
 

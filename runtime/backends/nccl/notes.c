@@ -9,7 +9,7 @@
  *   ANSWER  what the asked rank is doing instead
  *   POISON  the group is broken, and why
  */
-#include "internal.h"
+#include "nccl_internal.h"
 
 #include <string.h>
 

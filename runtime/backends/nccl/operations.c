@@ -10,7 +10,7 @@
  * Sums that NCCL would round otherwise than the contract (16-bit floats), minima that would lose a NaN, and dtypes that it does not have
  * are exchanges of parts, summed here in rank order (kernel `reduce`), and gathered.
  */
-#include "internal.h"
+#include "nccl_internal.h"
 #include "../../../kernels/convert.h"
 #include "../../../kernels/work.h"
 

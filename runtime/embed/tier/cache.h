@@ -23,7 +23,7 @@
 #ifndef PERI_EMBED_CACHE_H
 #define PERI_EMBED_CACHE_H
 
-#include "../../base/internal.h"
+#include "../../base/base_internal.h"
 
 enum { PERI__LRU = 0, PERI__LFU = 1 };
 

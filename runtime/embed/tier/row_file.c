@@ -4,7 +4,7 @@
  */
 #include "row_file.h"
 
-#include "../internal.h"
+#include "../embed_internal.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -24,7 +24,7 @@
 #ifndef PERI_EMBED_ROW_FILE_H
 #define PERI_EMBED_ROW_FILE_H
 
-#include "../../base/internal.h"
+#include "../../base/base_internal.h"
 
 #include <perilune/embed.h>
 

@@ -7,7 +7,7 @@
 #ifndef PERI_EMBED_ROW_IO_H
 #define PERI_EMBED_ROW_IO_H
 
-#include "../../base/internal.h"
+#include "../../base/base_internal.h"
 
 typedef struct peri__row_request {
     char *data;

@@ -20,7 +20,7 @@
 #define PERI_EMBED_TIER_H
 
 #include "cache.h"
-#include "../internal.h"
+#include "../embed_internal.h"
 #include "row_file.h"
 #include "row_io.h"
 

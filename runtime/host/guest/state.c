@@ -4,7 +4,7 @@
  * hosted.lua makes handles of them; that file says how calls look on the stack.
  */
 #include "../guest.h"
-#include "../internal.h"
+#include "../host_internal.h"
 
 #include <dlfcn.h>
 #include <lauxlib.h>

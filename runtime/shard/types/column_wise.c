@@ -5,7 +5,7 @@
  * ranks beyond the last step none. A block has a multiple of 4 columns (rows are read 16 bytes at a time), unless it is the only one.
  * Unlike TorchRec no rank that the plan names is dropped silently: what does not divide is an error.
  */
-#include "../internal.h"
+#include "../shard_internal.h"
 
 #include <stdio.h>
 

@@ -3,7 +3,7 @@
  * table_row_wise.c: blocks of rows over the ranks of one node. ranks: some of one node's, in order of their blocks, each once; default all
  * of the node of rank 0. Rows are cut as by row_wise. Every other rank of the node has a shard of no rows: all take part in the sum.
  */
-#include "../internal.h"
+#include "../shard_internal.h"
 
 peri_status peri__cut_in_node(const peri_sharding *s, const int32_t *ranks, const int64_t *sizes, int32_t count, int32_t first,
                               peri_shard block, peri__cut *cut)

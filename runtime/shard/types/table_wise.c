@@ -2,7 +2,7 @@
  *
  * table_wise.c: the whole table on one rank. ranks = { that rank }; default rank 0.
  */
-#include "../internal.h"
+#include "../shard_internal.h"
 
 static peri_status shards(const peri_sharding *s, peri__cut *cut)
 {

@@ -2,7 +2,7 @@
  *
  * types.c: the table of sharding types, and what all of them check. Each type is a file of its own.
  */
-#include "../internal.h"
+#include "../shard_internal.h"
 
 static const peri__sharding_type *const types[PERI_SHARDING_TYPE_COUNT] = {
     [PERI_DATA_PARALLEL] = &peri__data_parallel,

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * io/internal.h (L6): what the readers share.
+ * io/io_internal.h (L6): what the readers share.
  */
 #ifndef PERI_IO_INTERNAL_H
 #define PERI_IO_INTERNAL_H
 
-#include "../base/internal.h"
+#include "../base/base_internal.h"
 
 #include <math.h>
 #include <perilune/io.h>

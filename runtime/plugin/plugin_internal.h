@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * plugin/internal.h (L1): finding backends by name.
+ * plugin/plugin_internal.h (L1): finding backends by name.
  */
 #ifndef PERI_PLUGIN_INTERNAL_H
 #define PERI_PLUGIN_INTERNAL_H
 
-#include "../base/internal.h"
+#include "../base/base_internal.h"
 #include "coll.h"
 #include "device.h"
 #include "host.h"

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * embed/internal.h (L4): the struct behind peri_tbe, and what the sharded modules use: lookups whose check they read themselves, and the
- * check alone, against the whole tables, on the rank where a batch enters.
+ * embed/embed_internal.h (L4): the struct behind peri_tbe, and what the sharded modules use: lookups whose check they read themselves, and
+ * the check alone, against the whole tables, on the rank where a batch enters.
  */
 #ifndef PERI_EMBED_INTERNAL_H
 #define PERI_EMBED_INTERNAL_H
 
 #include "../../kernels/cache.h"
 #include "../../kernels/tbe.h"
-#include "../tensor/internal.h"
+#include "../tensor/tensor_internal.h"
 
 #include <perilune/embed.h>
 #include <perilune/quantize.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * base/internal.h (L0): what every other layer uses: failing, allocating, counting references, parallel ranges, random numbers.
+ * base/base_internal.h (L0): what every other layer uses: failing, allocating, counting references, parallel ranges, random numbers.
  */
 #ifndef PERI_BASE_INTERNAL_H
 #define PERI_BASE_INTERNAL_H

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * tensor/internal.h (L2): the structs behind the handles, and what the layers above use to launch kernels and record gradients.
+ * tensor/tensor_internal.h (L2): the structs behind the handles, and what the layers above use to launch kernels and record gradients.
  */
 #ifndef PERI_TENSOR_INTERNAL_H
 #define PERI_TENSOR_INTERNAL_H
 
 #include "../../kernels/work.h"
-#include "../base/internal.h"
-#include "../plugin/internal.h"
+#include "../base/base_internal.h"
+#include "../plugin/plugin_internal.h"
 
 #include <perilune/device.h>
 #include <perilune/tensor.h>

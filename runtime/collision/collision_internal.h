@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * collision/internal.h: the struct behind a map, and what its files share.
+ * collision/collision_internal.h: the struct behind a map, and what its files share.
  */
 #ifndef PERI_COLLISION_INTERNAL_H
 #define PERI_COLLISION_INTERNAL_H
 
-#include "../sparse/internal.h"
+#include "../sparse/sparse_internal.h"
 #include "../../kernels/collision.h"
 
 #include "../../kernels/spread.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * internal.h: between device.cc (streams, events, copies), memory.cc and threads.cc (the threads of a grid).
+ * cuda_host_internal.h: between device.cc (streams, events, copies), memory.cc and threads.cc (the threads of a grid).
  */
 #ifndef PERI_CUDA_HOST_INTERNAL_H
 #define PERI_CUDA_HOST_INTERNAL_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * sparse/internal.h (L2): what the sparse operators share: checks that read back what they found, cumulative sums, sorting. Nothing here is
- * recorded on the tape.
+ * sparse/sparse_internal.h (L2): what the sparse operators share: checks that read back what they found, cumulative sums, sorting. Nothing
+ * here is recorded on the tape.
  */
 #ifndef PERI_SPARSE_INTERNAL_H
 #define PERI_SPARSE_INTERNAL_H

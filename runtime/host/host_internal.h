@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * host/internal.h (L7): what the files of the launcher, Lua in other programs (guest/), and the generated pack of Lua files agree on.
+ * host/host_internal.h (L7): what the files of the launcher, Lua in other programs (guest/), and the generated pack of Lua files agree on.
  */
 #ifndef PERI_HOST_INTERNAL_H
 #define PERI_HOST_INTERNAL_H

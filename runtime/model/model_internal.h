@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * model/internal.h: model files in memory. docs/model_file.md specifies the format.
+ * model/model_internal.h: model files in memory. docs/model_file.md specifies the format.
  *
  *   mapped.c    the bytes of a file: mapped or copied; what happens when a mapped file is cut
  *   header.c    reads the header: JSON into the structs below. Whether they make sense is not its affair
@@ -17,7 +17,7 @@
 #ifndef PERI_MODEL_INTERNAL_H
 #define PERI_MODEL_INTERNAL_H
 
-#include "../base/internal.h"
+#include "../base/base_internal.h"
 
 #include <perilune/model.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * internal.h: what the files of the transport nccl know of each other, from the lowest to those that call it. nccl.c, above them all,
+ * nccl_internal.h: what the files of the transport nccl know of each other, from the lowest to those that call it. nccl.c, above them all,
  * says what the transport does.
  */
 #ifndef PERI_BACKENDS_NCCL_INTERNAL_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * internal.h: what the files of the transport mpi know of each other, from the lowest to those that call it. mpi.c, above them all, says
- * what the transport does. Everything here is hidden: the plugin exports its entry only.
+ * mpi_internal.h: what the files of the transport mpi know of each other, from the lowest to those that call it. mpi.c, above them all,
+ * says what the transport does. Everything here is hidden: the plugin exports its entry only.
  */
 #ifndef PERI_BACKENDS_MPI_INTERNAL_H
 #define PERI_BACKENDS_MPI_INTERNAL_H

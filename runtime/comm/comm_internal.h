@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * comm/internal.h (L3): groups and works from the inside: what the layers above use to build protocols of several phases that are works
- * themselves.
+ * comm/comm_internal.h (L3): groups and works from the inside: what the layers above use to build protocols of several phases that are
+ * works themselves.
  *
  * How to write one: embed peri_work as the first member, make it with peri__work_new, and give it a step function that advances as far
  * as it can and returns PERI_PENDING until it is done. A phase that exchanges something makes an inner work and tests it in step; one that
@@ -16,7 +16,7 @@
 #define PERI_COMM_INTERNAL_H
 
 #include "../base/between.h"
-#include "../tensor/internal.h"
+#include "../tensor/tensor_internal.h"
 
 #include <perilune/codec.h>
 #include <perilune/comm.h>

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * shard/internal.h (L5): sharding types, routes, the executor.
+ * shard/shard_internal.h (L5): sharding types, routes, the executor.
  */
 #ifndef PERI_SHARD_INTERNAL_H
 #define PERI_SHARD_INTERNAL_H
 
-#include "../comm/internal.h"
-#include "../embed/internal.h"
+#include "../comm/comm_internal.h"
+#include "../embed/embed_internal.h"
 
 #include <perilune/shard.h>
 
