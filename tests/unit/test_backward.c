@@ -21,7 +21,7 @@ static struct {
 static peri_status mix_backward(peri__node *node, peri_tensor *const *grad_out, peri_tensor **grad_in)
 {
     if (node->vtab->acts & PERI__WAITS && seen.pending-- > 0) return PERI_PENDING;
-    seen.order[seen.n++] = node->integer[0];
+    seen.order[seen.n++] = node->kept[0];
     if (!grad_out[0]) return PERI_OK;
     double g;
     PERI_TRY(peri_tensor_item(grad_out[0], 0, &g));
@@ -56,7 +56,7 @@ static peri_tensor *mix(int32_t acts, int64_t name, int32_t n, peri_tensor *cons
     peri_tensor *y = scalar(0);
     peri__node *node;
     assert_ok(peri__record(&vtabs[acts], in, n, &y, 1, &node));
-    node->integer[0] = name;
+    node->kept[0] = name;
     for (int32_t i = 0; i < n; i++) node->number[i] = factors[i];
     return y;
 }

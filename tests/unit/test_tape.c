@@ -56,8 +56,8 @@ static peri_status triple_backward(peri__node *node, peri_tensor *const *grad_ou
     log_.calls++;
     if (log_.pending-- > 0) return PERI_PENDING;
     size_t used = strlen(log_.order);
-    snprintf(log_.order + used, sizeof log_.order - used, "%d", (int)node->integer[0]);
-    if (node->integer[0] == 9) return peri__fail(PERI_EPEER, "triple: node 9 fails");
+    snprintf(log_.order + used, sizeof log_.order - used, "%d", (int)node->kept[0]);
+    if (node->kept[0] == 9) return peri__fail(PERI_EPEER, "triple: node 9 fails");
     if (!grad_out[0] || !peri__needs(node, 0)) return PERI_OK;
     peri_tensor *g = NULL;
     PERI_TRY(peri_tensor_full(peri__device(grad_out[0]), PERI_F64, grad_out[0]->ndim, grad_out[0]->shape, 0, &g));
@@ -86,7 +86,7 @@ static peri_tensor *triple_as(const peri__node_vtab *vtab, peri_tensor *x, int n
     if (peri__recording(&x, 1)) {
         peri__node *node;
         assert_ok(peri__record(vtab, &x, 1, &y, 1, &node));
-        node->integer[0] = name;
+        node->kept[0] = name;
         peri__node_save(node, 0, x);
     }
     return y;
@@ -144,7 +144,7 @@ static void uses_of_one_tensor_add_up(void **state)
         both = full(d, 4, 0);
         peri__node *node;
         assert_ok(peri__record(&triple_vtab, (peri_tensor *[]){left, right}, 2, &both, 1, &node));
-        node->integer[0] = 2;
+        node->kept[0] = 2;
         peri_tensor *short_up = NULL;
         assert_ok(peri_tensor_slice(up, 0, 0, 4, 1, &short_up));
         assert_ok(peri_tensor_backward(both, short_up));
@@ -169,7 +169,7 @@ static void the_order_is_that_of_recording_reversed(void **state)
     peri_tensor *sum = full(d, 1, 0);
     peri__node *node;
     assert_ok(peri__record(&triple_vtab, (peri_tensor *[]){e, c}, 2, &sum, 1, &node));
-    node->integer[0] = 5;
+    node->kept[0] = 5;
     assert_ok(peri_tensor_backward(sum, NULL));
     /* The node hands a gradient to its first input only; a collective one would run all the same. */
     assert_string_equal(log_.order, "542");
@@ -185,7 +185,7 @@ static void collective_nodes_run_without_a_gradient(void **state)
     peri_tensor *x = leaf(d, 1), *a = triple_as(&collective_vtab, x, 1), *b = triple_as(&collective_vtab, x, 2), *sum = full(d, 1, 0);
     peri__node *node;
     assert_ok(peri__record(&triple_vtab, (peri_tensor *[]){b, a}, 2, &sum, 1, &node));
-    node->integer[0] = 3;
+    node->kept[0] = 3;
     assert_ok(peri_tensor_backward(sum, NULL));
     assert_string_equal(log_.order, "321");
     peri_tensor *all[] = {x, a, b, sum};
@@ -305,7 +305,7 @@ static void leaves_are_ready_once_their_gradient_is_complete(void **state)
     x->ready_ctx = &ready;
     peri__node *node;
     assert_ok(peri__record(&triple_vtab, (peri_tensor *[]){b, a}, 2, &sum, 1, &node));
-    node->integer[0] = 3;
+    node->kept[0] = 3;
     assert_ok(peri_tensor_backward(sum, NULL));
     assert_int_equal(ready, 1);
     peri_tensor *c = triple(x, 4);
