@@ -400,7 +400,10 @@ $(MANUAL): $(DEFINITIONS) $(HEADERS) runtime/gen/reference.lua runtime/gen/annot
 	@$(if $(V),,echo '  MANUAL  $@')
 	$(Q)luajit runtime/gen/reference.lua manual >$@
 
-$B/pack.c: $(CDEF) $(MANUAL) $(LUA) runtime/gen/pack.lua $(CONFIG)
+# A file that appears while make runs is older than the pack: the list of names says that there is something to do.
+$B/lua.list: needed
+	@printf '%s\n' $(LUA) | cmp -s - $@ || printf '%s\n' $(LUA) >$@
+$B/pack.c: $(CDEF) $(MANUAL) $(LUA) $B/lua.list runtime/gen/pack.lua $(CONFIG)
 	@$(if $(V),,echo '  PACK    $@')
 	$(Q)luajit runtime/gen/pack.lua $(CDEF) $(MANUAL) $(LUA) argparse $(if $(HAVE_DKJSON),dkjson) >$@
 

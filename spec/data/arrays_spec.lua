@@ -1,9 +1,9 @@
 -- Samples in arrays: files of NumPy's (spec/golden/arrays.py made them), folders of samples, shuffling, ranks, positions, damaged files.
 local data = require "perilune.data"
-local json = require "dkjson"
+local vectors = require "spec.support.golden"
 
 local golden = "spec/golden/arrays/"
-local expected = json.decode(assert(io.open(golden .. "samples.json")):read "*a")
+local expected = vectors.document "arrays/samples"
 local folder = os.tmpname()
 os.remove(folder)
 assert(os.execute("mkdir " .. folder) == 0)

@@ -1,9 +1,8 @@
 -- Groups of parameters with options of their own: PyTorch's steps (spec/golden/groups.py made them), states, schedulers, wrong groups.
 local peri = require "perilune"
-local json = require "dkjson"
 local optim = peri.nn.optim
 
-local cases = json.decode(assert(io.open "spec/golden/groups.json"):read "*a", 1, nil, nil) -- plain tables
+local cases = require("spec.support.golden").document "groups"
 local shapes = { { 2, 3 }, { 4 }, { 3 } }
 local schedulers = {
   Adagrad = function(o) return optim.schedule.StepLR { optimizer = o, step_size = 2, gamma = 0.5 } end,

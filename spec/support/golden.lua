@@ -62,7 +62,7 @@ end
 function M.document(name)
   note(name)
   local file = assert(io.open(root .. name .. ".json", "rb"))
-  local document = assert(json.decode(file:read "*a"))
+  local document = assert(json.decode(file:read "*a", 1, nil, nil)) -- plain tables
   file:close()
   return document
 end

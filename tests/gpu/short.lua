@@ -147,9 +147,7 @@ same("pruned tables", function(d)
   local kept, remapping = sparse.embedding_bag_rowwise_prune(weight, floats_on(d, { 90 }, 22), 0.1, "i32")
   local ids, offsets = ids_on(d, 200, 90, 23), peri.tensor({ 0, 50, 200 }, "i64", d)
   local starts = peri.tensor({ 0, 90, 180 }, "i64", d)
-  local both = nn.functional.cat({ remapping, remapping }, 1)
-  local found = sparse.pruned_array_lookup(ids, offsets, both, starts)
-  return { kept, remapping, found }
+  return { kept, remapping, sparse.pruned_array_lookup(ids, offsets, nn.functional.cat({ remapping, remapping }, 1), starts) }
 end)
 same("numbers by id, hashes", function(d)
   local offsets = peri.tensor({ 0, 3, 3, 7, 12 }, "i64", d)
@@ -172,6 +170,7 @@ same("arithmetic of jagged rows", function(d)
   end
   return softmax
 end, 1e-5)
+dofile "tests/gpu/short_sequences.lua"(same, lengths_on, total, with_gradient)
 
 -- Codecs of exchanged rows.
 for _, c in ipairs { { comm_precision = "FP16", loss_scale = 24 }, { comm_precision = "BF16" }, { comm_precision = "FP8", row_dim = 32 },
