@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * io/lines.h (L6): a reader of lines, which become the rows of batches. Every format of lines (criteo.c, csv.c) is one, with functions
- * of its
- * own that convert a line. Public functions call it peri_criteo.
+ * of its own that convert a line. Public functions call it peri_criteo.
  */
 #ifndef PERI_IO_LINES_H
 #define PERI_IO_LINES_H

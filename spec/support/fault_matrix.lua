@@ -88,6 +88,7 @@ end
 
 --- Faults in which rank 1 posts what it should, or nothing.
 M.acts = { dies = true, ["dies uncollected"] = true, late = true }
+M.late = 2 -- deadlines by which rank 1 is late, on mpi
 
 --- One rank's part of a cell. `act(fault)` does what a rank does that dies or is late.
 function M.run(name, group, fault, place, device, act)
@@ -141,14 +142,14 @@ local function main(script, fault, places, deadline)
       os.execute(("P=$(awk '/^PPid/ { print $2 }' /proc/$PPID/status); kill -STOP $P; "
         .. "(sleep %g; kill -CONT $P) > /dev/null 2>&1 & kill -9 $PPID"):format(2 * deadline))
     end
-    os.execute(("sleep %g"):format(deadline * 1.5))
+    os.execute(("sleep %g"):format(deadline * M.late)) -- a rank that waits may lose some time to other work, which does not count
   end
   for text in places:gmatch "[^,]+" do
     local group = world:new_group(ranks, "cell " .. text)
-    group:timeout(deadline)
     local start = tonumber(C.peri_time_ns())
     local ok, err = pcall(function()
-      group:barrier():wait() -- a rank may still be in it when another has found the fault
+      group:barrier():wait() -- until rank 1, too, is done with the cell before; a rank may still be in it when another has found the fault
+      group:timeout(deadline)
       start = tonumber(C.peri_time_ns())
       M.run(script, group, fault, tonumber(text), device, act)
     end)

@@ -52,7 +52,7 @@ int main(int argc, char **argv)
         const peri_status status = late && rank == 0 ? 0 : peri_comm_open(&config, &world);
         if (rank == 1) printf("%s: %s\n", peri_status_name(status), peri_error_message());
         fflush(stdout);
-        if (late && (rank == 0 || rank == size - 1)) sleep(5); /* the others give up meanwhile */
+        if (late && rank != 1) sleep(5); /* the others give up meanwhile, and rank 1, which has said so, ends all */
         if (late) MPI_Abort(MPI_COMM_WORLD, 0); /* whoever has given up may call MPI no more */
         if (!low) return 0;
         MPI_Finalize();
