@@ -106,34 +106,16 @@ local function files_of(modules)
   return paths
 end
 
---- Bytes of what a module's shards here keep in memory.
-local function bytes_of(sharded)
-  local bytes = 0
-  P.scope(function()
-    for _, s in ipairs(sharded:local_shards()) do
-      for _, name in ipairs(s.cached and {} or s.names()) do
-        local t = s.state(name)
-        bytes = bytes + t:numel() * tonumber(P.C.peri_dtype_size(P.dtype(t:dtype())))
-      end
-    end
-  end)
-  return bytes
-end
-
 --- Make the modules again under such plans, and load what was saved. What is a local error is one of all ranks.
 local function go_to(a, plans, path)
   local ok, err = xpcall(function()
-    local paths, kept, before = {}, 0, P.C.peri_mem_live()
+    local paths = {}
     for i, sharded in ipairs(a.modules) do
       local live, own = pcall(files_of, { sharded })
       paths[i] = live and own or {}
-      local made, bytes = pcall(bytes_of, sharded) -- one that could not be made under the other plan was released before
-      kept = kept + (made and bytes or 0)
       sharded:release()
     end
-    if tonumber(before - P.C.peri_mem_live()) < kept then -- somebody has views of the old tables, which keep the memory
-      for _ = 1, 2 do collectgarbage() end
-    end
+    for _ = 1, 2 do collectgarbage() end -- views of the old tables, such as the save's, keep their memory until they are collected
     for i, sharded in ipairs(a.modules) do
       for _, file in ipairs(paths[i]) do os.remove(file) end
       sharded:_remake(plans[i])
@@ -153,7 +135,7 @@ function M.modules(a)
   local first = a.shared:all_gather_object(a.group:rank(), FUNC)[1]
   local path = ("%s/perilune-reshard-%s-%d"):format(a.folder, stamps[1], first)
   local old = util.map(a.modules, function(sharded) return sharded.plan end)
-  P.scope(function() checkpoint.save(path, parts_of(a.modules, a.keepers), { group = a.shared }) end) -- its views of the tables go
+  checkpoint.save(path, parts_of(a.modules, a.keepers), { group = a.shared })
   local ok, err = xpcall(go_to, P.locate, a, a.plans, path)
   if not ok then
     local back, why = xpcall(go_to, P.locate, a, old, path)
