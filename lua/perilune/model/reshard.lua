@@ -115,7 +115,9 @@ local function go_to(a, plans, path)
       paths[i] = live and own or {}
       sharded:release()
     end
-    for _ = 1, 2 do collectgarbage() end -- views of the old tables, such as the save's, keep their memory until they are collected
+    -- Views of the old tables, such as the save's, keep their memory until they are collected, and compiled code has some as constants.
+    jit.flush()
+    for _ = 1, 2 do collectgarbage() end
     for i, sharded in ipairs(a.modules) do
       for _, file in ipairs(paths[i]) do os.remove(file) end
       sharded:_remake(plans[i])
