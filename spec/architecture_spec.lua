@@ -1,5 +1,6 @@
 -- docs/architecture.md says all files of the folders that it describes, and all files that are touched to add something.
 local shell = require "spec.support.shell"
+local keys = require("perilune.util").keys
 local page = shell.read "docs/architecture.md"
 
 --- Names in backquotes.
@@ -15,13 +16,6 @@ local function set_of(list)
   return set
 end
 
-local function sorted(set)
-  local list = {}
-  for name in pairs(set) do list[#list + 1] = name end
-  table.sort(list)
-  return list
-end
-
 describe("docs/architecture.md", function()
   it("says all files of each folder that it describes, and no others", function()
     local folders = 0
@@ -31,7 +25,7 @@ describe("docs/architecture.md", function()
         for _, name in ipairs(quoted(row)) do named[name] = true end
       end
       for name in shell.run("ls -p " .. folder):gmatch "%S+" do there[name:match "/$" and name or name:match "^[%w_]+"] = true end
-      assert.same(sorted(there), sorted(named), folder)
+      assert.same(keys(there), keys(named), folder)
       folders = folders + 1
     end
     assert.equal(2, folders)

@@ -13,27 +13,13 @@ package.path = ("%s/%s/lua/?.lua;%s/lua/?.lua;%s/lua/?/init.lua;%s/?.lua;%s"):fo
 local peri = require "perilune"
 local sim = require "perilune.dist.sim"
 local text = require "spec.support.facts"
+local drawing = require "spec.support.drawing"
 local nn, plan, embed = peri.nn, peri.plan, peri.embed
+local generator, pick = drawing.generator, drawing.pick
 
-local memory = io.open("/dev/shm/.", "r") -- a disk syncs slowly
-if memory then memory:close() end
-local kept = os.tmpname()
-os.remove(kept)
-kept = (memory and "/dev/shm/" or "/tmp/") .. "peri-join-" .. kept:match "[^/]*$"
+local kept = drawing.folder "join"
 
 -- -- drawing ---------------------------------------------------------------------------------------------------------------------------
-
---- Whole numbers below n, by `seed` alone.
-local function generator(seed)
-  local x = seed * 48271 % 2147483647 + 1
-  for _ = 1, 4 do x = x * 16807 % 2147483647 end
-  return function(n)
-    x = x * 16807 % 2147483647
-    return math.floor(x / 2147483647 * n)
-  end
-end
-
-local function pick(below, list) return list[below(#list) + 1] end
 
 local maps = {
   lfu = function() return peri.MCHManagedCollisionModule { zch_size = 30, device = "cpu", eviction_interval = 3, buckets = 6,

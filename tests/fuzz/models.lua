@@ -11,29 +11,16 @@
 -- takes: 3 s
 local ffi = require "ffi"
 local here, build = io.popen("pwd"):read "*l", os.getenv "PERI_BUILD" or "build"
-package.path = ("%s/%s/lua/?.lua;%s/lua/?.lua;%s/lua/?/init.lua;%s"):format(here, build, here, here, package.path)
+package.path = ("%s/%s/lua/?.lua;%s/lua/?.lua;%s/lua/?/init.lua;%s/?.lua;%s"):format(here, build, here, here, here, package.path)
 local peri = require "perilune"
 local sim = require "perilune.dist.sim"
+local drawing = require "spec.support.drawing"
 local nn, F, plan, embed = peri.nn, peri.nn.functional, peri.plan, peri.embed
+local generator, pick = drawing.generator, drawing.pick
 
-local memory = io.open("/dev/shm/.", "r")
-if memory then memory:close() end
-local folder = os.tmpname()
-os.remove(folder)
-folder = (memory and "/dev/shm/" or "/tmp/") .. "peri-models-" .. folder:match "[^/]*$"
+local folder = drawing.folder "models"
 
 -- -- drawing ------------------------------------------------------------------------------------------------------------------------------
-
---- Whole numbers below n, by `seed` alone.
-local function generator(seed)
-  local x = seed * 48271 % 2147483647 + 1
-  for _ = 1, 4 do x = x * 16807 % 2147483647 end
-  return function(n)
-    x = x * 16807 % 2147483647
-    return math.floor(x / 2147483647 * n)
-  end
-end
-local function pick(draw, list) return list[draw(#list) + 1] end
 
 local DENSE = 6 -- columns of the dense input
 

@@ -11,36 +11,21 @@
 -- inputs: 700
 -- takes: 20 s
 local here, build = io.popen("pwd"):read "*l", os.getenv "PERI_BUILD" or "build"
-package.path = ("%s/%s/lua/?.lua;%s/lua/?.lua;%s/lua/?/init.lua;%s"):format(here, build, here, here, package.path)
+package.path = ("%s/%s/lua/?.lua;%s/lua/?.lua;%s/lua/?/init.lua;%s/?.lua;%s"):format(here, build, here, here, here, package.path)
 local peri = require "perilune"
 local sim = require "perilune.dist.sim"
+local drawing = require "spec.support.drawing"
 local plan = peri.plan
+local generator, pick = drawing.generator, drawing.pick
 
 local STEPS = 2
--- The checkpoint: in memory if possible, since a disk syncs slowly.
-local memory = io.open("/dev/shm/.", "r")
-if memory then memory:close() end
-local kept = os.tmpname()
-os.remove(kept)
-kept = (memory and "/dev/shm/" or "/tmp/") .. "peri-plans-" .. kept:match "[^/]*$"
+local kept = drawing.folder "plans" -- the checkpoint
 local map = peri.util.map
 
 -- -- drawing ---------------------------------------------------------------------------------------------------------------------------
 
---- Whole numbers below n, by `seed` alone.
-local function generator(seed)
-  local x = seed * 48271 % 2147483647 + 1
-  for _ = 1, 4 do x = x * 16807 % 2147483647 end
-  return function(n)
-    x = x * 16807 % 2147483647
-    return math.floor(x / 2147483647 * n)
-  end
-end
-
 --- The number of the world that makes a step.
 local function world_of(case, step) return case.worlds[2] and step > 1 + case.increments and 2 or 1 end
-
-local function pick(below, list) return list[below(#list) + 1] end
 
 --- Some of a list (at least one), in any order.
 local function some(below, list)

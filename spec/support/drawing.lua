@@ -1,0 +1,25 @@
+-- drawing.lua: what fuzzers of whole models share: whole numbers by a seed alone, and a folder for what they keep.
+local M = {}
+
+--- A function of n that gives whole numbers below n, by `seed` alone.
+function M.generator(seed)
+  local x = seed * 48271 % 2147483647 + 1
+  for _ = 1, 4 do x = x * 16807 % 2147483647 end
+  return function(n)
+    x = x * 16807 % 2147483647
+    return math.floor(x / 2147483647 * n)
+  end
+end
+
+--- One of a list. draw: of `generator`.
+function M.pick(draw, list) return list[draw(#list) + 1] end
+
+--- A path of a folder that does not exist yet: in memory if possible, since a disk syncs slowly.
+function M.folder(name)
+  local memory, path = io.open("/dev/shm/.", "r"), os.tmpname()
+  os.remove(path)
+  if memory then memory:close() end
+  return ("%s/peri-%s-%s"):format(memory and "/dev/shm" or "/tmp", name, path:match "[^/]*$")
+end
+
+return M
