@@ -2,8 +2,7 @@
 --
 --   peri.data.npy { files = { "kaggle_processed.npz" }, dense = "log", rows = counts, ... }        -- X_int, X_cat, y (DLRM)
 --   peri.data.npy { files = { { dense = "day_0_dense.npy", labels = "day_0_labels.npy", sparse = "day_0_sparse.npy" }, ... }, ... }
---   ... sparse = "day_0_sparse_multi_hot.npz" ...                                     -- an array "0", "1", ... a feature (MLPerf's DLRM
--- v2)
+--   ... sparse = "day_0_sparse_multi_hot.npz" ...              -- an array a feature: "0", "1", ... (MLPerf's DLRM v2)
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -33,6 +32,14 @@ local function one(func, path, name)
   return found, list.handle
 end
 
+--- The features of an array that has a column for each, as sparse_of gives them.
+local function columns_of(func, a)
+  local features = {}
+  arrays.expect(func, a, "ids", true)
+  for i = 1, a.shape[2] or 1 do features[i] = { a, i - 1, 1 } end
+  return features
+end
+
 --- A list of { array, first column, columns } a feature, of a file whose one array has a column a feature, of one with an array a feature,
 --- or of several files with one array each.
 local function sparse_of(func, sparse, keep)
@@ -59,9 +66,7 @@ local function sparse_of(func, sparse, keep)
     end
     return features
   end
-  arrays.expect(func, list[1], "ids", true)
-  for i = 1, list[1].shape[2] or 1 do features[i] = { list[1], i - 1, 1 } end
-  return features
+  return columns_of(func, list[1])
 end
 
 --- The arrays of one entry of `files`: { name =, dense = or nil, labels = or nil, sparse = features, rows =, keep = }.
@@ -76,9 +81,7 @@ local function arrays_of(func, entry)
           table.concat(util.map(list, function(x) return x.name ~= "" and x.name or "one without a name (npy)" end), ", ")))
       end
     end
-    dense, labels = list.X_int, list.y
-    arrays.expect(func, list.X_cat, "ids", true)
-    for i = 1, list.X_cat.shape[2] or 1 do sparse[i] = { list.X_cat, i - 1, 1 } end
+    dense, labels, sparse = list.X_int, list.y, columns_of(func, list.X_cat)
   elseif type(entry) == "table" then
     local e = util.named(func .. ": an entry of files", entry, { dense = util.optional, labels = util.optional, sparse = util.optional })
     if e.dense then dense, keep[#keep + 1] = one(func, e.dense, "dense") end
