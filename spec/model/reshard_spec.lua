@@ -47,7 +47,10 @@ end
 local function build(world, entries, options)
   nn.manual_seed(3)
   local model = peri.DistributedModelParallel { module = Net(options), group = world, plan = entries }
-  local optimizer = nn.optim.Adam { params = model:named_parameters(), lr = 0.05 }
+  local params = model:named_parameters()
+  local function group(pattern, lr) return { params = nn.optim.select(params, pattern), lr = lr } end
+  local optimizer = nn.optim.Adam { params = options.groups and { group("^over", 0.05) } or params, lr = 0.05 }
+  if options.groups then optimizer:add_param_group(group("^ebc", 0.02)) end
   local clipped = nn.optim.GradientClippingOptimizer { optimizer = optimizer, clipping = "norm", max_gradient = 0.01 }
   return { model = model, optimizer = optimizer, clipped = clipped, rates = nn.optim.StepLR { optimizer = optimizer, step_size = 2,
     gamma = 0.5 } }
@@ -82,9 +85,10 @@ local cases = {
   ["tables in files"] = { { ebc = { a = cached(), b = plan.table_wise(0) } }, { ebc = { a = plan.row_wise(), b = cached() } } },
   ["dense tables of which one rank has none"] = { { ebc = { a = plan.table_wise(1, { compute_kernel = "dense" }),
     b = plan.table_wise(1, { compute_kernel = "dense" }) } }, { ebc = { a = plan.table_wise(0, { compute_kernel = "dense" }),
-    b = plan.row_wise { compute_kernel = "dense" } } }, dense = true },
+    b = plan.row_wise { compute_kernel = "dense" } } }, dense = true, groups = true },
   ["dense tables"] = { { ebc = { a = plan.row_wise { compute_kernel = "dense" }, b = plan.table_wise(0, { compute_kernel = "dense" }) } },
-    { ebc = { a = plan.table_wise(1, { compute_kernel = "dense" }), b = plan.column_wise { compute_kernel = "dense" } } }, dense = true },
+    { ebc = { a = plan.table_wise(1, { compute_kernel = "dense" }), b = plan.column_wise { compute_kernel = "dense" } } },
+    dense = true, groups = true },
 }
 
 describe("a model that is resharded", function()

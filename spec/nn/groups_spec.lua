@@ -50,6 +50,54 @@ local function run(case, params, optimizer, scheduler, from, to)
   end
 end
 
+--- An SGD with two groups, and schedulers, as spec/golden/schedules.py makes them.
+local schedules = require("spec.support.golden").document "schedules"
+local function scheduled(names)
+  local optimizer = optim.SGD { params = { { params = parameter({ 0, 0 }, { 2 }) }, { params = parameter({ 1, 1 }, { 2 }), lr = 0.125 } },
+    lr = 0.5, momentum = 0.9 }
+  return optimizer, peri.util.map(names, function(name)
+    local args = peri.util.copy(schedules.schedulers[name])
+    args.optimizer = optimizer
+    return optim[name](args)
+  end)
+end
+
+describe("schedules", function()
+  for _, case in ipairs(schedules.cases) do
+    it(("change rates as PyTorch's: %s%s%s"):format(table.concat(case.schedulers, " and "), case.hand and ", a rate set by hand" or "",
+      case.add and ", a group added" or ""), function()
+      local optimizer, made = scheduled(case.schedulers)
+      for k, want in ipairs(case.lr) do
+        if case.hand and k - 1 == schedules.hand then optimizer.param_groups[1].lr = 0.0625 end
+        if case.add and k - 1 == schedules.add then optimizer:add_param_group { params = parameter({ 2, 2 }, { 2 }), lr = 0.3 } end
+        local function of(name) return peri.util.map(optimizer.param_groups, function(g) return g[name] end) end
+        assert.equal(#want, #optimizer.param_groups)
+        near(want, of "lr", "rates before step " .. k - 1)
+        near(case.momentum[k], of "momentum", "momenta before step " .. k - 1)
+        if k < #case.lr then
+          for _, s in ipairs(made) do s:step() end
+        end
+        if k == 12 then -- a run that is resumed here goes on alike
+          local again, others = scheduled(case.schedulers)
+          if case.add then again:add_param_group { params = parameter({ 2, 2 }, { 2 }) } end
+          again:load_state_dict(optimizer:state_dict())
+          for i, s in ipairs(others) do s:load_state_dict(made[i]:state_dict()) end
+          optimizer, made = again, others
+        end
+      end
+    end)
+  end
+
+  it("take a group that is added to be one that began with its rate", function()
+    local optimizer = scheduled {}
+    local schedule = optim.LambdaLR { optimizer = optimizer, lr_lambda = function(t) return 1 / (1 + t) end }
+    schedule:step()
+    optimizer:add_param_group { params = parameter({ 2 }, { 1 }), lr = 0.6 }
+    schedule:step()
+    near({ 0.5 / 3, 0.125 / 3, 0.6 / 3 }, peri.util.map(optimizer.param_groups, function(g) return g.lr end), "rates")
+  end)
+end)
+
 describe("groups of parameters", function()
   for _, case in ipairs(cases) do
     it("step as PyTorch's: " .. case.name, function()
@@ -115,6 +163,48 @@ describe("groups of parameters", function()
     assert.error_matches(function() peri.checkpoint.load(folder, { optimizer = whole }) end, "'lr' is .* which share one number here")
   end)
 
+  it("may be added at any time, also to what had none, below wrappers and beside others", function()
+    local a, b, c, d = parameter({ 1, 2 }, { 2 }), parameter({ 3 }, { 1 }), parameter({ 4 }, { 1 }), parameter({ 5 }, { 1 })
+    local adam = optim.Adam { params = { a }, lr = 0.1 }
+    local clipped = optim.GradientClippingOptimizer { optimizer = adam, clipping = "norm", max_gradient = 1 }
+    local both = optim.CombinedOptimizer { { name = "x", optimizer = clipped }, { name = "y", optimizer = optim.SGD { params = { d } } } }
+    local function step(optimizer, list)
+      for _, p in ipairs(list) do p:set_grad(peri.full(p:shape(), 3)) end
+      optimizer:step()
+    end
+    step(both, { a, d })
+    clipped:add_param_group { params = b, lr = 0.2 }
+    both.optimizers[1].optimizer:add_param_group { params = { { name = "c", tensor = c } }, betas = { 0.5, 0.9 } }
+    assert.same({ "0", "1", "c" }, adam.names)
+    assert.same({ "x.0", "x.1", "x.c", "y.0" }, both.names)
+    assert.same({ 0.1, 0.2, 0.1, 1e-3 }, peri.util.map(both.param_groups, function(g) return g.lr end))
+    assert.equal(0.5, clipped.param_groups[3].beta1)
+    assert.equal(4, #both.params)
+    -- Adam's first step is lr, whatever the gradient: b and c begin now; clipped together, a's second one is of the gradients 3 / 9^0.5 ...
+    local before = { a:to_list()[1], b:item(), c:item() }
+    step(both, { a, b, c, d })
+    near({ before[2] - 0.2, before[3] - 0.1 }, { b:item(), c:item() }, "what was added")
+    near({ 0.5, 0.5 }, a:grad():to_list(), "gradients of norm 1: four of 3 / 6")
+    assert.same({ 2, 1, 1 }, { both:state()["x.0.step"]:item(), both:state()["x.1.step"]:item(), both:state()["x.c.step"]:item() })
+    -- what cannot be added changes nothing
+    local function fails(group, pattern) assert.error_matches(function() adam:add_param_group(group) end, pattern) end
+    fails({ params = a }, "is the same tensor as")
+    fails({ params = d }, "is the same tensor as") -- of the other optimizer
+    fails({ params = { { name = "c", tensor = parameter({ 1 }, { 1 }) } } }, "two parameters are named 'c'")
+    fails({ params = parameter({ 1 }, { 1 }), lrr = 1 }, "Adam: the group has no option 'lrr'; allowed: amsgrad")
+    fails({ params = {} }, "params is empty")
+    assert.same({ 3, 4, 4 }, { #adam.params, #both.names, #both.param_groups })
+    assert.error_matches(function() both:add_param_group { params = parameter({ 1 }, { 1 }) } end, "is added to one of its optimizers")
+    -- states go by name into an optimizer that had the groups from the start
+    local e, f, g = a:clone():detach():requires_grad(), b:clone():detach():requires_grad(), c:clone():detach():requires_grad()
+    local again = optim.Adam { lr = 0.1, params = { { params = e }, { params = f }, { params = { { name = "c", tensor = g } },
+      betas = { 0.5, 0.9 } } } }
+    again:load_state_dict(adam:state_dict())
+    step(adam, { a, b, c })
+    step(again, { e, f, g })
+    assert.same({ a:to_list(), b:item(), c:item() }, { e:to_list(), f:item(), g:item() })
+  end)
+
   it("take modules and named parameters, and are clipped together", function()
     local a, b = peri.nn.Linear { in_features = 2, out_features = 2 }, parameter({ 3, 4 }, { 2 })
     local inner = optim.SGD { lr = 1, params = { { params = a, lr = 0 }, { params = { { name = "b", tensor = b } } } } }
@@ -129,7 +219,7 @@ describe("groups of parameters", function()
     local p, q = parameter({ 1 }, { 1 }), parameter({ 2 }, { 1 })
     local function fails(params, pattern) assert.error_matches(function() optim.Adam { params = params } end, pattern) end
     fails({ { params = { p }, lrr = 1 } }, "Adam: params%[1%] has no option 'lrr'; allowed: amsgrad, betas, eps, lr,")
-    fails({ { params = { p } }, q }, "Adam: params%[2%] is .*, wanted a group like the first")
+    fails({ { params = { p } }, q }, "Adam: params%[2%] is .*, wanted { params =")
     fails({ { params = { p } }, { params = { p } } }, "is the same tensor as")
     fails({ { params = { p } }, { params = {} } }, "params is empty")
     fails({ { params = { p } }, { params = { q }, lr = -1 } }, "lr")

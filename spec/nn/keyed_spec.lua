@@ -72,7 +72,7 @@ describe("a keyed optimizer", function()
     optimizer:load_state_dict(dict)
     assert.equal(0.7, group.lr)
     assert.error_matches(function() group.rate = 1 end, "it has no number 'rate'; those are: beta1, beta2, eps, lr, weight_decay")
-    assert.error_matches(function() optimizer:add_param_group {} end, "Adam: parameters are given when it is made")
+    assert.error_matches(function() optimizer:add_param_group {} end, "Adam: the group has no 'params'")
   end)
 
   it("finds the numbers of its groups by the names of parameters, whatever groups another optimizer has", function()

@@ -31,6 +31,26 @@ function M.group(params, numbers, get, set, fixed)
   return setmetatable({ _group = { params = params, numbers = numbers, get = get, set = set, fixed = fixed or {} } }, ParamGroup)
 end
 
+--- The rate that schedulers begin with: `value`, if given, else the one that the first scheduler of the group set here or found (PyTorch's
+--- "initial_lr").
+function M.initial_lr(group, value)
+  local own = rawget(group, "_group")
+  own.initial_lr = value or own.initial_lr or own.get "lr"
+  return own.initial_lr
+end
+
+--- A group with the names of numbers that `group` has, and what is fixed there.
+function M.like(group, params, get, set)
+  local own = rawget(group, "_group")
+  return M.group(params, own.numbers, get, set, own.fixed)
+end
+
+--- Let `group`, which stays the object that it is, be of the optimizer that `made` is of; what schedulers began with stays.
+function M.renew(group, made)
+  rawget(made, "_group").initial_lr = rawget(group, "_group").initial_lr
+  util.exchange(group, made)
+end
+
 --- Names of a group's numbers.
 function M.numbers_of(group) return rawget(group, "_group").numbers end
 

@@ -273,7 +273,7 @@ function KeyedOptimizerWrapper:init(params, factory)
   self.optimizer, self.params, self.names, self.param_groups = made, made.params, made.names, made.param_groups
 end
 for _, name in ipairs { "step", "zero_grad", "named_state", "check_state", "assign_state", "state_groups", "named_groups", "lr", "set_lr",
-  "set_momentum", "get", "set" } do
+  "set_momentum", "get", "set", "add_param_group" } do
   KeyedOptimizerWrapper[name] = function(self, a, b) return self.optimizer[name](self.optimizer, a, b) end
 end
 

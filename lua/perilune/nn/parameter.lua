@@ -46,7 +46,7 @@ M.own_parts = setmetatable({}, { __mode = "k" })
 -- Who keeps numbers for the rows of parameters (optimizers): keeper -> list of parameters. Keepers have a method
 -- restart_rows(position in the list, first row, rows).
 local keepers = setmetatable({}, { __mode = "k" })
---- From now on `keeper` is told when rows of one of `parameters` start again.
+--- From now on `keeper` is told when rows of one of `parameters` start again; nil: of none.
 function M.keep_rows(keeper, parameters) keepers[keeper] = parameters end
 
 --- Those that keep something for one of `tensors` (a set), or for tables of sharded modules that are in it too, of which this rank may
@@ -134,7 +134,7 @@ end
 
 signature.check("parameter.", M, {
   _keepers_of = "tensors: table",
-  retire = "tensors: list, why: string", restart_rows = "parameter: tensor, rows: tensor", keep_rows = "keeper: table, parameters: list",
+  retire = "tensors: list, why: string", restart_rows = "parameter: tensor, rows: tensor", keep_rows = "keeper: table, parameters: list?",
   uniform = "shape: list, low: number, high: number, dtype: dtype?, device: device?",
   normal = "shape: list, mean: number, deviation: number, dtype: dtype?, device: device?",
   full = "shape: list, value: number, dtype: dtype?, device: device?", zeros = "shape: list, dtype: dtype?, device: device?",

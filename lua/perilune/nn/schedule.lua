@@ -3,8 +3,10 @@
 --   local scheduler = nn.optim.StepLR { optimizer = optimizer, step_size = 30, gamma = 0.1 }
 --   ... optimizer:step(); scheduler:step()
 --
--- A scheduler is a function of the number of its steps, and of the rates that the optimizer had when it was made. state_dict() has both,
--- and the rates as they are now; seek(n) goes to another step.
+-- A step changes the rates as PyTorch's does. Most schedulers change the rate that is there (`_change`), so what was set by hand, or by
+-- another scheduler of the same optimizer, stays a factor of all later rates. Those whose rates are a function of the number of steps and
+-- of the first rates only (LambdaLR, CosineAnnealingWarmRestarts, OneCycleLR, CyclicLR) overwrite it. All have that function (`rate`), and
+-- seek(n) goes to a step by it. state_dict() has the number of steps, the first rates, and the rates as they are now.
 local errors = require "perilune.errors"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
@@ -23,21 +25,42 @@ local cos, pi, floor, min = math.cos, math.pi, math.floor, math.min
 local LRScheduler = util.seal(util.class "LRScheduler")
 M.LRScheduler = LRScheduler
 
---- Steps taken since the start.
-function LRScheduler:step() self:seek(self.last_epoch + 1) end
+--- The rate that a group of the optimizer began with, whichever scheduler met it first; of a group that was added later, the rate that it
+--- has when this scheduler meets it.
+local function base_of(self, i)
+  if not self._groups then return self.base_lr end
+  self._base_lrs[i] = self._base_lrs[i] or groups.initial_lr(self._groups[i])
+  return self._base_lrs[i]
+end
 
---- Continue as after n steps.
-function LRScheduler:seek(n)
-  self.last_epoch = util.integer(self.class_name, "the number of steps", n, 0)
+--- Let all rates be f(rate now, first rate), and momenta its second result, where it has one.
+local function set_rates(self, f)
   local momentum
   if self._groups then
-    for i, group in ipairs(self._groups) do group.lr, momentum = self:rate(n, self._base_lrs[i]) end
+    for i, group in ipairs(self._groups) do group.lr, momentum = f(group.lr, base_of(self, i)) end
   else
     local lr
-    lr, momentum = self:rate(n)
+    lr, momentum = f(self.optimizer:lr(), self.base_lr)
     self.optimizer:set_lr(lr)
   end
   if momentum then self.optimizer:set_momentum(momentum) end
+end
+
+--- What the classes below have in its place where a step changes the rate that is there.
+LRScheduler._change = false
+
+--- One step further.
+function LRScheduler:step()
+  local n = self.last_epoch + 1
+  if not self._change then return self:seek(n) end
+  self.last_epoch = n
+  set_rates(self, function(lr, base) return self._change(self.options, n, lr, base) end)
+end
+
+--- Continue as after n steps: the rates are those of step n, whatever was set by hand.
+function LRScheduler:seek(n)
+  self.last_epoch = util.integer(self.class_name, "the number of steps", n, 0)
+  set_rates(self, function(_, base) return self:rate(n, base) end)
 end
 function LRScheduler:get_last_lr() return self.optimizer:lr() end
 --- The rate of step t (from 0), and the momentum, where it is cycled.
@@ -70,7 +93,7 @@ function LRScheduler:state_dict()
   end
   dict.groups = util.map(self.optimizer:named_groups(), function(entry, i)
     local momentum = momentum_of(self, entry.group)
-    return { params = util.copy(entry.params), base_lr = self._base_lrs[i], lr = entry.group.lr,
+    return { params = util.copy(entry.params), base_lr = base_of(self, i), lr = entry.group.lr,
       momentum = momentum and entry.group[momentum] or nil }
   end)
   return live(dict)
@@ -130,7 +153,7 @@ function LRScheduler:load_state_dict(dict)
   end
   for i, entry in ipairs(self.optimizer:named_groups()) do
     local numbers, momentum = found[i].numbers, momentum_of(self, entry.group)
-    self._base_lrs[i], entry.group.lr = numbers.base_lr, numbers.lr
+    self._base_lrs[i], entry.group.lr = groups.initial_lr(entry.group, numbers.base_lr), numbers.lr
     if momentum then entry.group[momentum] = numbers.momentum end
   end
 end
@@ -149,7 +172,6 @@ local function check_options(name, a)
   end
 end
 
---- A class of schedulers: options, and rate(self, t, base_lr) -> learning rate of step t (from 0) and, if it cycles, momentum.
 --- An error unless the optimizer has the momentum that a schedule is to change.
 local function check_momentum(name, optimizer)
   for _, group in ipairs(optimizer.param_groups or {}) do
@@ -160,7 +182,10 @@ local function check_momentum(name, optimizer)
   end
 end
 
-local function define(name, options, rate, prepare)
+--- A class of schedulers: options; rate(options, t, base_lr, self) -> learning rate of step t (from 0) and, if it cycles, momentum;
+--- prepare(self, options): what it checks and makes, and, where it has one of its own, returns the rate to begin with;
+--- change(options, t, lr, base_lr): the rate of step t where that before it was lr.
+local function define(name, options, rate, prepare, change)
   local spec = { optimizer = util.required }
   for option, default in util.ordered(options) do spec[option] = default end
   local class = util.class(name, LRScheduler)
@@ -170,11 +195,13 @@ local function define(name, options, rate, prepare)
     check_options(name, a)
     self.optimizer, self.options, self.base_lr = a.optimizer, a, a.optimizer:lr()
     self._groups = a.optimizer.param_groups or false -- each has its own rate
-    self._base_lrs = self._groups and util.map(self._groups, function(group) return group.lr end)
-    if prepare then prepare(self, a) end
+    local first = prepare and prepare(self, a) or nil
     if a.cycle_momentum then check_momentum(name, a.optimizer) end
-    self:seek(0)
+    self._base_lrs = self._groups and util.map(self._groups, function(group) return groups.initial_lr(group, first) end)
+    self.last_epoch = -1
+    self:step()
   end
+  class._change = change or nil
   function class:rate(t, base) return rate(self.options, t, base or self.base_lr, self) end
   signature.check(name .. ":", class, { rate = "self: table, t: number, base: number?" })
   M[name] = class
@@ -185,32 +212,64 @@ define("LambdaLR", { lr_lambda = util.required }, function(a, t, base)
   return base * util.number("LambdaLR", "what lr_lambda returned", a.lr_lambda(t))
 end, function(_, a) signature.value("LambdaLR", "lr_lambda", a.lr_lambda, "callable") end)
 
-define("StepLR", { step_size = util.required.number, gamma = 0.1 }, function(a, t, base) return base * a.gamma ^ floor(t / a.step_size) end)
+define("StepLR", { step_size = util.required.number, gamma = 0.1 }, function(a, t, base)
+  return base * a.gamma ^ floor(t / a.step_size)
+end, nil, function(a, t, lr)
+  return t > 0 and t % a.step_size == 0 and lr * a.gamma or lr
+end)
 
-define("MultiStepLR", { milestones = util.required.list, gamma = 0.1 }, function(a, t, base)
+--- How many milestones lie above `from`, and not above `to`.
+local function milestones_in(a, from, to)
   local passed = 0
   for _, milestone in ipairs(a.milestones) do
-    if t >= milestone then passed = passed + 1 end
+    if from < milestone and milestone <= to then passed = passed + 1 end
   end
-  return base * a.gamma ^ passed
-end, function(_, a) signature.value("MultiStepLR", "milestones", a.milestones, "numbers") end)
+  return passed
+end
 
-define("ExponentialLR", { gamma = util.required.number }, function(a, t, base) return base * a.gamma ^ t end)
+define("MultiStepLR", { milestones = util.required.list, gamma = 0.1 }, function(a, t, base)
+  return base * a.gamma ^ milestones_in(a, -math.huge, t)
+end, function(_, a) signature.value("MultiStepLR", "milestones", a.milestones, "numbers") end, function(a, t, lr)
+  return lr * a.gamma ^ milestones_in(a, t - 1, t)
+end)
 
-define("ConstantLR", { factor = 1 / 3, total_iters = 5 }, function(a, t, base) return t < a.total_iters and base * a.factor or base end)
+define("ExponentialLR", { gamma = util.required.number }, function(a, t, base) return base * a.gamma ^ t end, nil, function(a, t, lr)
+  return t > 0 and lr * a.gamma or lr
+end)
+
+define("ConstantLR", { factor = 1 / 3, total_iters = 5 }, function(a, t, base)
+  return t < a.total_iters and base * a.factor or base
+end, nil, function(a, t, lr, base)
+  if t == 0 then return lr * a.factor end
+  if t ~= a.total_iters then return lr end
+  return a.factor == 0 and base or lr * (1 / a.factor)
+end)
 
 define("LinearLR", { start_factor = 1 / 3, end_factor = 1, total_iters = 5 }, function(a, t, base)
   return base * (a.start_factor + (a.end_factor - a.start_factor) * min(t, a.total_iters) / a.total_iters)
+end, function(_, a)
+  if a.start_factor == 0 then P.fail "LinearLR: start_factor is 0, allowed: above 0, since later rates are multiples of the first" end
+end, function(a, t, lr)
+  local rise = a.end_factor - a.start_factor
+  if t == 0 then return lr * a.start_factor end
+  return t > a.total_iters and lr or lr * (1 + rise / (a.total_iters * a.start_factor + (t - 1) * rise))
 end)
 
-define("PolynomialLR", { total_iters = 5, power = 1 }, function(a, t, base) return base * (1 - min(t,
-  a.total_iters) / a.total_iters) ^ a.power end)
+define("PolynomialLR", { total_iters = 5, power = 1 }, function(a, t, base)
+  return base * (1 - min(t, a.total_iters) / a.total_iters) ^ a.power
+end, nil, function(a, t, lr)
+  return (t == 0 or t > a.total_iters) and lr or lr * ((1 - t / a.total_iters) / (1 - (t - 1) / a.total_iters)) ^ a.power
+end)
 
 local function cosine(from, to, part) return to + (from - to) / 2 * (1 + cos(pi * part)) end
 local function straight(from, to, part) return from + (to - from) * part end
 
 define("CosineAnnealingLR", { T_max = util.required.number, eta_min = 0 }, function(a, t, base)
   return cosine(base, a.eta_min, t / a.T_max)
+end, nil, function(a, t, lr, base)
+  if t == 0 then return lr end
+  if (t - 1 - a.T_max) % (2 * a.T_max) == 0 then return lr + (base - a.eta_min) * (1 - cos(pi / a.T_max)) / 2 end -- up from eta_min
+  return (1 + cos(pi * t / a.T_max)) / (1 + cos(pi * (t - 1) / a.T_max)) * (lr - a.eta_min) + a.eta_min
 end)
 
 define("CosineAnnealingWarmRestarts", { T_0 = util.required.number, T_mult = 1, eta_min = 0 }, function(a, t, base)
@@ -231,7 +290,7 @@ end)
 define("OneCycleLR", { max_lr = util.required.number, total_steps = util.required.number, pct_start = 0.3, anneal_strategy = "cos",
   cycle_momentum = true, base_momentum = 0.85, max_momentum = 0.95, div_factor = 25, final_div_factor = 1e4,
   three_phase = false }, function(a, t, _, self)
-  if t >= a.total_steps then P.fail(("OneCycleLR: step %d of %d"):format(t + 1, a.total_steps)) end
+  if t > a.total_steps then P.fail(("OneCycleLR: step %d of %d"):format(t, a.total_steps)) end
   local first = 0
   for i, phase in ipairs(self.phases) do
     if t <= phase.last or i == #self.phases then
@@ -253,6 +312,7 @@ end, function(self, a)
     phases[2] = { last = a.total_steps - 1, lr = { a.max_lr, final }, momentum = { low, high } }
   end
   self.phases = phases
+  return initial
 end)
 
 define("CyclicLR", { base_lr = util.required.number, max_lr = util.required.number, step_size_up = 2000,
@@ -266,7 +326,10 @@ define("CyclicLR", { base_lr = util.required.number, max_lr = util.required.numb
   if a.mode == "triangular2" then height = height / 2 ^ (cycle - 1)
   elseif a.mode == "exp_range" then height = height * a.gamma ^ t end
   return straight(a.base_lr, a.max_lr, height), a.cycle_momentum and straight(a.max_momentum, a.base_momentum, height) or nil
-end, function(_, a) util.one_of("CyclicLR", "mode", a.mode, { "triangular", "triangular2", "exp_range" }) end)
+end, function(_, a)
+  util.one_of("CyclicLR", "mode", a.mode, { "triangular", "triangular2", "exp_range" })
+  a.optimizer:set_lr(a.base_lr)
+end)
 
 -- -- warm-up -----------------------------------------------------------------------------------------------------------------------
 

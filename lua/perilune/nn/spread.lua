@@ -6,6 +6,7 @@
 -- on all ranks but for the pieces, which are this rank's in the order of shards_metadata: it may have none.
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
+local signature = require "perilune.signature"
 local of_ranks = require "perilune.tensor.sharded"
 
 local ShardedTensor, shard_of = of_ranks.ShardedTensor, of_ranks.shard_of
@@ -20,6 +21,30 @@ function M.pieces_of(spread)
   end
   return own
 end
+
+--- The part of a list of named parameters whose names `which` accepts (a function(name), or a pattern of Lua's), for a group of an
+--- optimizer: a list that says of ranks what the whole list says. Pieces of a table have the table's name here.
+function M.select(params, which)
+  local part, whole = { spread = {} }, {}
+  local function accepts(name)
+    if type(which) == "string" then return name:find(which) ~= nil end
+    return which(name)
+  end
+  for _, e in ipairs(params.spread or {}) do
+    local taken = accepts(e.name)
+    if taken then part.spread[#part.spread + 1] = e end
+    for _, piece in ipairs(e.pieces) do whole[piece.tensor] = { taken = taken } end
+  end
+  for i, p in ipairs(params) do
+    signature.value("select", ("params[%d].name"):format(i), type(p) == "table" and p.name or nil, "string")
+    local piece = whole[p.tensor]
+    if piece and piece.taken or not piece and accepts(p.name) then part[#part + 1] = p end
+  end
+  if #part.spread > 0 then part.elsewhere, part.group = params.elsewhere, params.group end
+  return part
+end
+
+signature.kind("chooser", "a function(name) or a pattern", function(x) return type(x) == "string" or util.is_callable(x) end)
 
 --- The groups of the ranks that share them.
 function M.groups_of(spread) return util.map(spread or {}, function(e) return e.group end) end
@@ -60,5 +85,7 @@ function M.number_of(source)
   local shard = source:local_shards()[1]
   return shard and shard.tensor:item()
 end
+
+signature.check("", M, { select = "params: list, which: chooser" })
 
 return M

@@ -113,8 +113,11 @@ function optim.KeyedOptimizer:save_param_groups(on) end
 ---TorchRec's; states are there from the start, so it does nothing.
 function optim.KeyedOptimizer:init_state() end
 
----TorchRec's; it always raises an error: parameters are given when the optimizer is made.
-function optim.KeyedOptimizer:add_param_group() end
+---Add a group of parameters. Optimizers of `nn.optim`, and wrappers around them, have it; of several in one (`CombinedOptimizer`), each.
+---
+---Errors: an optimizer of one's own or of fused tables, whose parameters are given when it is made.
+---@param group table `{ params =, lr =, ... }`.
+function optim.KeyedOptimizer:add_param_group(group) end
 
 ---The optimizer that a function makes of a map of parameters.
 ---
@@ -207,8 +210,9 @@ optim.GradientClippingOptimizer = {}
 ---@overload fun(optimizers: table[]): peri.nn.optim.CombinedOptimizer
 optim.CombinedOptimizer = {}
 
----The base of learning-rate schedules. A schedule is a function of the number of its steps and of the rate that each group had when it was
----made. Call `step()` after the optimizer's.
+---The base of learning-rate schedules. Call `step()` after the optimizer's. As in PyTorch, most change the rate that is there: what was set
+---by hand, or by another schedule of the optimizer, goes into all later rates. `LambdaLR`, `CosineAnnealingWarmRestarts`, `OneCycleLR` and
+---`CyclicLR` overwrite it. A group that is added later is one that began with the rate it has then.
 ---
 ---Errors: an optimizer without a learning rate; options out of their range; a state_dict of another class or with other options.
 ---
@@ -229,7 +233,7 @@ optim.LRScheduler = {}
 ---One step further.
 function optim.LRScheduler:step() end
 
----Continue as after a number of steps.
+---Continue as after a number of steps, with the rates of that step, whatever was set by hand.
 ---@param n integer Steps.
 function optim.LRScheduler:seek(n) end
 
@@ -255,7 +259,7 @@ function optim.LRScheduler:check_state_dict(dict) end
 ---
 ---Errors: a step that OneCycleLR does not have.
 ---@param t integer Steps so far.
----@param base? number The rate at the start (default: that of the optimizer).
+---@param base? number The rate at the start (default: that of the optimizer when the schedule was made).
 ---@return number
 ---@return number|nil # The momentum, where a schedule cycles it.
 function optim.LRScheduler:rate(t, base) end

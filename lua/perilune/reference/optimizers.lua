@@ -195,6 +195,19 @@ function optim.Optimizer:set_lr(lr) end
 ---@return number
 function optim.Optimizer:get(name) end
 
+---Add a group of parameters, with options of its own; what it does not say is as the optimizer was made. Any time between two steps.
+---
+---Errors: an option that there is not; a parameter that is there; an empty group.
+---
+---```lua
+---local a, b = peri.ones({ 2 }):requires_grad(), peri.ones({ 2 }):requires_grad()
+---local optimizer = nn.optim.Adam { params = { a }, lr = 0.1 }
+---optimizer:add_param_group { params = { b }, lr = 0.01 }
+---print(#optimizer.param_groups, optimizer.param_groups[2].lr) --> 2 0.01
+---```
+---@param group table `{ params =, lr =, ... }`.
+function optim.Optimizer:add_param_group(group) end
+
 ---Change such a number.
 ---
 ---Errors: a name that it does not have; a value out of its range.
@@ -248,6 +261,24 @@ function optim.grad_norm(params, norm_type, options) end
 ---@param options? table `sharded`, `group` (default: what the list says).
 ---@return peri.Tensor # The norm before: a scalar, `f64`.
 function optim.clip_grad_norm(params, max_norm, norm_type, options) end
+
+---The part of a list of named parameters for a group of an optimizer. It keeps what the list of a `DistributedModelParallel` says of tables
+---that are spread over ranks, of which some ranks may have nothing.
+---
+---Errors: parameters without names.
+---
+---```lua
+---local model = nn.Sequential { nn.Linear { in_features = 2, out_features = 3 }, nn.Linear { in_features = 3, out_features = 1 } }
+---local all = model:named_parameters()
+---local biases = nn.optim.select(all, "bias$")
+---local weights = nn.optim.select(all, function(name) return not name:find "bias$" end)
+---local optimizer = nn.optim.AdamW { lr = 0.01, params = { { params = weights }, { params = biases, weight_decay = 0 } } }
+---print(#weights, #biases, biases[1].name, optimizer.param_groups[2].weight_decay) --> 2 2 0.bias 0
+---```
+---@param params table[] `model:named_parameters()`.
+---@param which string|fun(name: string): boolean A pattern of Lua's that is found in the name, or a function.
+---@return table[] # A list like `params`.
+function optim.select(params, which) end
 
 ---Limit every element of all gradients to +-`clip_value`, in place.
 ---

@@ -147,7 +147,7 @@ function parameter.buffer(shape, value, dtype, device) end
 ---print(told) --> is gone
 ---```
 ---@param keeper table The optimizer.
----@param parameters peri.Tensor[] The parameters, `[rows, columns]` each; positions count from 1.
+---@param parameters? peri.Tensor[] The parameters, `[rows, columns]` each; positions count from 1 (default: none any more).
 function parameter.keep_rows(keeper, parameters) end
 
 ---Say that rows of a parameter stand for something else from now on: what optimizers keep for them starts again, and their gradients are
