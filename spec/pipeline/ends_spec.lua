@@ -95,6 +95,29 @@ describe("ranks with different numbers of batches", function()
   end)
 end)
 
+describe("fields of a batch that the model returns", function()
+  it_alone("may be released by the caller, also those of empty batches, and run leaves them alone", function()
+    sim.run(2, function(rank, world)
+      local p, steps = make(world, "cpu", "sparse_dist"), 0
+      local batches = support.batches(rank, "cpu", rank == 0 and 5 or 1)
+      while true do
+        local loss, _, labels = p:progress(batches)
+        if not loss then break end
+        steps = steps + 1
+        labels:release()
+      end
+      assert.equal(5, steps)
+      local list = {}
+      for batch in support.batches(rank, "cpu", 2) do list[#list + 1] = batch end
+      for _ = 1, 2 do -- two passes over batches that are the program's
+        local k = 0
+        for loss in p:run(function() k = k + 1 return list[k] end) do assert.equal("number", type(loss)) end
+        assert.equal(3, k)
+      end
+    end)
+  end)
+end)
+
 describe("a loader that fails", function()
   worlds.each("is an error on all ranks after everything that was loaded is trained", function(world, device, n)
     local r, counts = world:rank(), { 9, 9, 9 }

@@ -276,9 +276,8 @@ describe("a pipeline", function()
         loader.keys = { "f1", "f2", "f3" } -- of the model
         local seen = {}
         local function step(n)
-          local loss, logits = p:progress(loader)
-          loss:release()
-          logits:release()
+          local loss, logits, labels = p:progress(loader)
+          for _, t in ipairs { loss, logits, labels } do t:release() end
           seen[n] = tonumber(C.peri_mem_objects())
         end
         for n = 1, 10 do step(n) end

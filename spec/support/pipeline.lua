@@ -41,7 +41,7 @@ function Model:compute(batch)
     local far = rows.f3:values() + 0.5 -- from where numbers are tiny: tables in files divide gradients before they are added up
     loss = loss + (far * far):sum() * 0.01
   end
-  return loss, logits:detach()
+  return loss, logits:detach(), batch.labels -- a field of the batch, as models return it for metrics
 end
 
 --- The model over a world: options: bags_only, two_d (a DMPCollection of sharding groups of this size), sync_interval, autocast (the

@@ -249,6 +249,17 @@ local function take(context)
     third and P.keep(util.resolve(third)) or nil
 end
 
+--- The loss as a number: NaN for a stage that is not the last one, which has no loss. The tensors are not released here: those that the
+--- model made die with the scope of their batch, and a field of the batch that the model returned belongs to whoever made the batch.
+local function take_number(context)
+  local loss, second, third = context.loss, context.second, context.third
+  if second then util.resolve(second) end
+  if third then util.resolve(third) end
+  if not loss then return nil end
+  loss = util.resolve(loss)
+  return loss:numel() == 1 and loss:item() or 0 / 0
+end
+
 --- Tell the modules whether batches are in flight.
 local function fly(self, on)
   for _, f in ipairs(self.forwards) do f:_fly(on) end
@@ -309,7 +320,7 @@ local function finish(self, n)
   fly(self, false)
 end
 
-local function step(self, batches)
+local function step(self, batches, taking)
   if not self.next then begin(self, batches) elseif not self.attached then self:attach() end
   if not rawequal(self.supply.source, batches) then
     check_batches(self, batches)
@@ -327,17 +338,17 @@ local function step(self, batches)
   end
   self.next = n + 1
   local context = self.ring[n % depth + 1]
-  local loss, second, third = P.inside(context.scope, take, context)
+  local loss, second, third = P.inside(context.scope, taking, context)
   local ahead = context.ahead
   if ahead then ahead.batches = ahead.batches - 1 end -- its batch is trained
   if n >= self.plan.behind then close(self, self.ring[(n - self.plan.behind) % depth + 1]) end
   return loss, second, third
 end
 
-local function recorded(self, batches)
-  if self.plan.grad == false then return P.no_grad(step, self, batches) end
+local function recorded(self, batches, taking)
+  if self.plan.grad == false then return P.no_grad(step, self, batches, taking) end
   accumulate(self, true)
-  return step(self, batches)
+  return step(self, batches, taking)
 end
 
 --- An exchange of some of the ranks (a stage's, a sharding group's) that fails ends it for all of them: others would wait for ranks that
@@ -369,14 +380,12 @@ local function check_between(self, name)
   fail(self, "%s is called within a step (by an operation, the loader or on_step); there stop() asks for no more batches", name)
 end
 
---- One step: the next batch of the iterator `batches` (a function) is trained on. Returns what the model returned, or nil when there are no
---- more. Another iterator than in the last call follows what is in flight. Collective.
-function Pipeline:progress(batches)
+local function progress(self, batches, taking)
   if self.broken then fail(self, "an earlier step failed: %s", self.broken) end
   check_between(self, "progress")
   if not self.next then check_batches(self, batches) end
   self.stepping = true
-  local ok, loss, second, third = xpcall(recorded, P.locate, self, batches)
+  local ok, loss, second, third = xpcall(recorded, P.locate, self, batches, taking)
   self.stepping = false
   accumulate(self, false)
   if not ok then broken(self, loss) end
@@ -388,8 +397,12 @@ function Pipeline:progress(batches)
     stop._call()
     return nil
   end
-  return self:progress(batches)
+  return progress(self, batches, taking)
 end
+
+--- One step: the next batch of the iterator `batches` (a function) is trained on. Returns what the model returned, or nil when there are no
+--- more. Another iterator than in the last call follows what is in flight. Collective.
+function Pipeline:progress(batches) return progress(self, batches, take) end
 
 --- Ask for no more batches: what is loaded is trained by the next steps, then there are none. All ranks together, or any of them.
 function Pipeline:stop() self.supply:stop() end
@@ -431,21 +444,11 @@ function Pipeline:close()
   return n
 end
 
---- What a stage that is not the last one makes is no loss: nan.
-local function number(loss, second, third)
-  local value = loss:numel() == 1 and loss:item() or 0 / 0
-  loss:release()
-  if second then second:release() end
-  if third then third:release() end
-  return value
-end
-
 --- for loss, step in pipeline:run(batches): the loss as a number after each step.
 function Pipeline:run(batches)
   return function()
-    local loss, second, third = self:progress(batches)
-    if not loss then return nil end
-    return number(loss, second, third), self.steps
+    local loss = progress(self, batches, take_number)
+    if loss then return loss, self.steps end
   end
 end
 

@@ -91,8 +91,7 @@ local function moved(self, batch)
 end
 
 local function make_template(self, batch)
-  if self.empty or not self.group then return end
-  if self.make_empty then self.empty = { P.lasting(self.make_empty) } return end
+  if self.empty or self.make_empty or not self.group then return end
   local ok, made = pcall(P.lasting, empty, batch)
   self.empty = { ok and made or nil, why = not ok and errors.describe(made) or nil }
 end
@@ -103,17 +102,16 @@ local function give_up(self, text, ...)
   self.group:check_healthy()
 end
 
+--- A batch without samples. Made anew for each step: the model may return its fields, and who gets those may release them.
 local function empty_batch(self, index)
-  if not self.empty then
-    if not self.make_empty then
-      give_up(self, "rank %d has no batch at all where others have; give empty_batch = function() ... end", self.group:rank())
-    end
-    make_template(self)
-  end
-  local batch = self.empty[1]
+  local made, batch = self.empty
+  if self.make_empty then batch = P.lasting(self.make_empty)
+  elseif not made then
+    give_up(self, "rank %d has no batch at all where others have; give empty_batch = function() ... end", self.group:rank())
+  elseif made[1] ~= nil then batch = P.lasting(empty, made[1]) end
   if batch == nil then
     give_up(self, "rank %d has no batch %d where others have, and no empty one can be made%s; give empty_batch = function() ... end",
-      self.group:rank(), self.before + index, self.empty.why and " (" .. self.empty.why .. ")" or "")
+      self.group:rank(), self.before + index, made and made.why and " (" .. made.why .. ")" or "")
   end
   return moved(self, batch)
 end
@@ -151,7 +149,7 @@ end
 --- train without this rank, which has none; who is to go on with another schedule, and who is not; what stop.lua says.
 local function votes_of(self, batch)
   local rank, failed = self.group:rank() + 1, self.error ~= nil
-  local alone = self.lockstep or failed and not (self.empty and self.empty[1] ~= nil or not self.empty and self.make_empty)
+  local alone = self.lockstep or failed and not (self.make_empty or self.empty and self.empty[1] ~= nil)
   return { batch and 1 or 0, failed and rank or 0, self.stopping and 1 or 0, not batch and alone and 1 or 0, self.held and rank or 0,
     not self.held and rank or 0, stop._says() }
 end
