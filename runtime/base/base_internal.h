@@ -169,6 +169,11 @@ peri_status peri__log_check(void);
 
 /* -- random numbers ------------------------------------------------------------------------------------------------------------ */
 
+/** The shortest text of @x that reads back as @x, in whatever locale. Returns @out. */
+const char *peri__number_text(double x, char out[32]);
+/** The number that @text [@bytes] is, in whatever locale. Returns false, and leaves @out as it is, where it is none. */
+bool peri__number_of(const char *text, int64_t bytes, double *out);
+
 /** Hash of a text, stable across builds and machines (keys of the counter-based generator, key lists on the wire). */
 uint64_t peri__hash_text(const char *text);
 /** Mix a value into a hash: the finaliser of splitmix64 (Steele, Lea, Flood 2014) over the running hash. */

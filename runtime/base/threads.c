@@ -6,6 +6,7 @@
  * range of its own index, so there is no stealing and no dependence of results on timing. Workers spin briefly, then sleep.
  */
 #include "between.h"
+#include "floats.h"
 #include "pool.h"
 
 #include <dlfcn.h>
@@ -288,6 +289,7 @@ int peri__thread_start(pthread_t *thread, void *(*body)(void *), void *ctx)
     static const int own[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP}; /* of what the thread itself does: handlers must see them */
     for (size_t i = 0; i < sizeof own / sizeof *own; i++) sigdelset(&all, own[i]);
     pthread_sigmask(SIG_SETMASK, &all, &before);
+    PERI__OWN_FLOATS; /* a new thread begins with those of the one that makes it */
     int problem = pthread_create(thread, NULL, body, ctx);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (problem == 0) pthread_setname_np(*thread, "perilune");
@@ -350,6 +352,7 @@ static void foreign_part(void *arg, int32_t i)
     (void)arg;
     if (i < 0 || i >= pool.parts || atomic_exchange(&pool.taken[i], true)) return;
     const bool before = inside;
+    PERI__OWN_FLOATS;
     inside = true;
     part(i);
     inside = before;
@@ -373,6 +376,7 @@ static void run_foreign(int64_t n, int64_t parts, peri_range_fn fn, void *ctx)
 void peri__parallel_for(int64_t n, int64_t grain, peri_range_fn fn, void *ctx)
 {
     if (n <= 0) return;
+    PERI__OWN_FLOATS;
     int64_t parts = peri__min(peri_threads(), n / peri__max(grain, 1));
     if (parts <= 1 || inside || atomic_flag_test_and_set_explicit(&busy, memory_order_acquire)) {
         fn(ctx, 0, n);

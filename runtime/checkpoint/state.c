@@ -11,7 +11,6 @@
 #include "manifest.h"
 #include "names.h"
 
-#include <locale.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -510,20 +509,6 @@ static peri_status read_entry(entry *e, peri_checkpoint *c)
     return peri_checkpoint_read(c, index, &r, e->tensor);
 }
 
-/** The number that a group's "lr" is, in whatever locale. */
-static bool number_of(const char *text, int64_t bytes, double *out)
-{
-    char copy[64], *end;
-    if (bytes < 1 || bytes >= (int64_t)sizeof copy || *text == '{') return false;
-    memcpy(copy, text, (size_t)bytes);
-    copy[bytes] = 0;
-    locale_t plain = newlocale(LC_ALL_MASK, "C", NULL);
-    if (!plain) return false;
-    *out = strtod_l(copy, &end, plain);
-    freelocale(plain);
-    return *end == 0;
-}
-
 /** One of param_groups: its rate is that of the optimizers of the tables that it names. @rates: by optimizer; -1: nothing was said. */
 static void read_group(peri__json *j, const tables *t, double *rates)
 {
@@ -537,7 +522,7 @@ static void read_group(peri__json *j, const tables *t, double *rates)
         else if (strcmp(key, "lr") == 0) peri__json_skip(j, &rate, &rate_bytes);
         else peri__json_skip(j, NULL, NULL);
     }
-    if (!params || !rate || !number_of(rate, rate_bytes, &lr)) return;
+    if (!params || !rate || !peri__number_of(rate, rate_bytes, &lr)) return;
     peri__json list;
     peri__json_open(&list, params, params_bytes, "params");
     for (peri__json_enter(&list, '['); peri__json_item(&list);) {

@@ -5,6 +5,7 @@
  * nobody here is looking at. What asks or moves all of them in the name of a group stands here too: groups know nothing of works.
  */
 #include "comm_internal.h"
+#include "../base/floats.h"
 
 enum { TESTS = 2000 }; /* that a wait makes before it pauses between them */
 
@@ -109,6 +110,7 @@ static void step(peri_work *work)
     watch->within = within || work == watch->awaited;
     work->stepping = true;
     peri__parts_begin(work->group);
+    PERI__OWN_FLOATS;
     peri_status status = work->vtab->step(work);
     peri__parts_end(work->group);
     work->stepping = false;

@@ -63,9 +63,8 @@ static peri_status timeout_of(double seconds, int64_t *out)
 {
     if (seconds == 0) {
         const char *text = secure_getenv("PERI_COMM_TIMEOUT_S");
-        char *end = "";
-        seconds = text ? strtod(text, &end) : 300;
-        if (!(seconds > 0) || *end)
+        seconds = 300;
+        if (text && (!peri__number_of(text, (int64_t)strlen(text), &seconds) || !(seconds > 0)))
             return peri__fail(PERI_EINVAL, "peri_comm_open: PERI_COMM_TIMEOUT_S is '%s', allowed: numbers above 0", text);
     }
     if (!(seconds > 0 && seconds <= 1e9))

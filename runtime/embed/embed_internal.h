@@ -207,8 +207,6 @@ typedef struct peri__optimizer_kind {
 /** @kind is one of PERI_TBE_*. */
 const peri__optimizer_kind *peri__optimizer_kind_of(int32_t kind);
 
-/** The shortest text of @x that reads back as @x. */
-const char *peri__number_text(double x, char out[32]);
 enum { PERI__START_TEXT = 96 };
 /** Start values as users know them: "normal (mean 0, deviation 0.5)". @init is PERI_INIT_*. */
 const char *peri__start_text(int32_t init, double a, double b, char out[PERI__START_TEXT]);

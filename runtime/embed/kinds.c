@@ -35,15 +35,6 @@ static const peri__optimizer_kind kinds[PERI_TBE_OPTIMIZER_COUNT] = {
 
 const peri__optimizer_kind *peri__optimizer_kind_of(int32_t kind) { return &kinds[kind]; }
 
-const char *peri__number_text(double x, char out[32])
-{
-    for (int digits = 6; digits <= 17; digits++) {
-        snprintf(out, 32, "%.*g", digits, x);
-        if (strtod(out, NULL) == x) break;
-    }
-    return out;
-}
-
 const char *peri__start_text(int32_t init, double a, double b, char out[PERI__START_TEXT])
 {
     char x[32], y[32];

@@ -4,6 +4,7 @@
  * options, and passes over whole tables.
  */
 #include "watch.h"
+#include "../base/floats.h"
 
 #include <math.h>
 
@@ -112,6 +113,7 @@ peri_k_tbe_optimizer peri__tbe_optimizer(const peri_tbe *tbe, int64_t iteration)
 {
     const peri_tbe_optimizer *o = &tbe->optimizer;
     const peri__optimizer_kind *k = peri__optimizer_kind_of(o->kind);
+    PERI__OWN_FLOATS;
     double beta1 = k->rmsprop ? o->ema_beta : o->beta1;
     return (peri_k_tbe_optimizer){.kind = k->ema ? PERI_TBE_ROWWISE_ADAGRAD : o->kind,
                                   .decay = k->counter ? o->counter.weight_decay_mode : o->weight_decay_mode,

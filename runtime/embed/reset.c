@@ -4,6 +4,7 @@
  */
 #include "watch.h"
 #include "../../kernels/convert.h"
+#include "../base/floats.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -16,6 +17,7 @@ void peri__tbe_start_row(const peri_tbe *tbe, int64_t table, int64_t row, uint64
                                .row_offset = t->row_offset + row, .col_offset = t->col_offset, .total_cols = t->total_cols,
                                .low = t->init_a, .high = t->init_b, .seed = seed, .random_stream = peri__hash_text(t->name)};
     const peri_kernels *kernels = peri_kernels_get();
+    PERI__OWN_FLOATS;
     if (t->init == PERI_INIT_NONE) return;
     if (t->init == PERI_INIT_CONSTANT) {
         peri_k_fill_args fill = {.dst = args.dst, .dtype = args.dtype, .value = t->init_a};

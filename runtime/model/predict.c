@@ -7,6 +7,7 @@
 #include "../../kernels/tbe.h"
 #include "../../kernels/work.h"
 #include "../../kernels/nearest.h"
+#include "../base/floats.h"
 #include "../sparse/sparse_internal.h"
 #include "../embed/embed_internal.h"
 #include "model_internal.h"
@@ -378,6 +379,7 @@ static void (*const functions[PERI__MODEL_OPERATION_COUNT])(const run *r) = {
 void peri__model_run(peri_model_context *c, int64_t first, int64_t n, const peri_model_values *inputs)
 {
     const peri_model *m = c->model;
+    PERI__OWN_FLOATS;
     run r = {.c = c, .kernels = peri_kernels_get(), .inputs = inputs, .first = first, .n = n};
     for (int32_t v = 0; v < m->n_values; v++)
         if (m->values[v].input >= 0) {

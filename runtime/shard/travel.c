@@ -10,6 +10,7 @@
  */
 #include "rows.h"
 #include "../../kernels/route.h"
+#include "../base/floats.h"
 
 #include "../base/tune.h"
 
@@ -69,6 +70,7 @@ static int64_t move_some(const peri__travel *d, const segment *s, int64_t at, in
     peri_k_route_lines_args args = {.values = s->values + skip + (s->index ? 0 : row * s->stride), .together = data, .stride = s->stride,
                                     .cols = cols, .index = s->index ? s->index + row : NULL, .divisor = s->divisor, .back = d->back,
                                     .past = past};
+    PERI__OWN_FLOATS;
     peri_kernels_get()->fn[PERI_K_route_lines](&args, 0, rows);
     return rows * cols;
 }

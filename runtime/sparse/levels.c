@@ -5,6 +5,7 @@
 #include "sparse_internal.h"
 #include "../../kernels/convert.h"
 #include "../../kernels/sparse.h"
+#include "../base/floats.h"
 
 #include <stdio.h>
 
@@ -159,6 +160,7 @@ static peri_status to_dense(const tree *t, peri_tensor *values, double padding, 
     args.dense = peri__data(dense);
     args.values = peri__data(values);
     peri_k_convert_args element = {.dst = args.padding, .src = &padding, .dst_dtype = values->dtype, .src_dtype = PERI_F64, .ndim = 0};
+    PERI__OWN_FLOATS;
     peri_kernels_get()->fn[PERI_K_convert](&element, 0, 1);
     int64_t rows = args.width ? dense_rows(t) : 0;
     peri_status status = PERI_LAUNCH(peri__device(values), levels_to_dense, &args, rows, peri__row_grain(args.width));

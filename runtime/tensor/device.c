@@ -5,6 +5,7 @@
 #include "tensor_internal.h"
 
 #include "../base/between.h"
+#include "../base/floats.h"
 #include "../base/tune.h"
 
 #include <pthread.h>
@@ -433,6 +434,7 @@ peri_status peri__launch(peri_device *device, int32_t kernel, const void *args, 
     const int32_t number = number_of(device, kernel, args);
     if (number < 0) return lacks("launch", device, kernel, true);
     void *stream = peri_stream_current(device)->ctx;
+    PERI__OWN_FLOATS;
     return said(device, "launch", device->vtab->launch(device->ctx, stream, number, args, (int64_t)args_size, n, grain));
 }
 
@@ -441,6 +443,7 @@ peri_status peri__run(peri_device *device, int32_t op, const void *args, size_t 
     const int32_t number = number_of(device, op, args);
     if (number < 0) return lacks("launch", device, op, true);
     void *stream = peri_stream_current(device)->ctx, *scratch = NULL;
+    PERI__OWN_FLOATS;
     int64_t bytes = device->vtab->scratch(device->ctx, number, args);
     if (bytes < 0) return said(device, "scratch", (peri_status)bytes);
     if (bytes > 0) PERI_TRY(said(device, "alloc", device->vtab->alloc(device->ctx, stream, bytes, &scratch)));

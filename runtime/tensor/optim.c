@@ -5,6 +5,7 @@
  */
 #include "tensor_internal.h"
 #include "../../kernels/optim.h"
+#include "../base/floats.h"
 
 #include <math.h>
 #include <perilune/optim.h>
@@ -224,6 +225,7 @@ static peri_status update(const peri_optim *o, batch *b)
 {
     const peri_optim_args *a = &o->args;
     int64_t n = b->range, t = b->steps;
+    PERI__OWN_FLOATS;
     double decayed = a->lr / (1 + (double)(t - 1) * a->lr_decay);
     peri_status status = PERI_OK;
     if (b->list.n == 0) return PERI_OK;

@@ -11,6 +11,7 @@
 #include <fenv.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <locale.h>
 #include <malloc.h>
 #include <perilune/host.h>
 #include <perilune/perilune.h>
@@ -449,28 +450,63 @@ static void a_stack_of_64_kib_is_enough(void **state)
     assert_int_equal(where, 0);
 }
 
+enum { ODD = 40 };
+
+/** Numbers that depend on how a processor rounds and on what it does about denormals, and some that are invalid: [3, ODD, ODD]. */
+static void odd_numbers(peri_device *cpu, float *out)
+{
+    const int64_t shape[2] = {ODD, ODD};
+    const size_t bytes = sizeof(float) * ODD * ODD;
+    peri_optim_args adam = {.size = sizeof adam};
+    peri_tensor *x, *small, *roots, *twice, *product_of;
+    peri_optim *optimizer;
+    assert_ok(peri_tensor_normal(cpu, PERI_F32, 2, shape, 0, 1, 3, 4, &x));
+    assert_ok(peri_op_matmul(x, x, &product_of));
+    assert_ok(peri_tensor_read(product_of, out, (int64_t)bytes));
+    assert_ok(peri_op_log(x, &roots)); /* NaN for half of them */
+    assert_ok(peri_tensor_full(cpu, PERI_F32, 2, shape, 1e-40, &small));
+    assert_ok(peri_op_muladd(x, small, small, &twice));
+    assert_ok(peri_tensor_read(twice, out + ODD * ODD, (int64_t)bytes));
+    assert_ok(peri_optim_default(PERI_OPTIM_ADAM, &adam));
+    assert_ok(peri_tensor_requires_grad(x, true));
+    assert_ok(peri_optim_new(&adam, &x, 1, &optimizer));
+    for (int step = 0; step < 3; step++) {
+        assert_ok(peri_tensor_grad_set(x, product_of));
+        assert_ok(peri_optim_step(optimizer));
+    }
+    assert_ok(peri_tensor_read(x, out + 2 * ODD * ODD, (int64_t)bytes));
+    peri_optim_release(optimizer);
+    peri_tensor *all[] = {x, small, roots, twice, product_of};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) peri_tensor_release(all[i]);
+}
+
 static void rounding_and_masks_stay(void **state)
 {
     (void)state;
+    static float odd[2][3 * ODD * ODD];
     guest g;
     sigset_t before, after;
     struct sigaction old[32], now;
     assert_ok(guest_new(&g, false, BATCH));
     pthread_sigmask(SIG_SETMASK, NULL, &before);
     for (int i = 1; i < 32; i++) sigaction(i, NULL, &old[i]);
+    odd_numbers(g.cpu, odd[0]);
     fesetround(FE_UPWARD);
 #if defined(__x86_64__)
-    const unsigned control = __builtin_ia32_stmxcsr() | 0x8040u; /* denormals are zero, and are flushed: as this host likes it */
+    const unsigned control = (__builtin_ia32_stmxcsr() | 0x8040u) & ~0x80u; /* denormals are zero, and are flushed; what is invalid traps */
     __builtin_ia32_ldmxcsr(control);
 #endif
     const double sum = guest_use(&g), one = product(g.cpu);
+    odd_numbers(g.cpu, odd[1]);
     assert_int_equal(fegetround(), FE_UPWARD);
 #if defined(__x86_64__)
     assert_int_equal(__builtin_ia32_stmxcsr() & ~0x3fu, control & ~0x3fu);
-    __builtin_ia32_ldmxcsr(control & ~0x8040u);
+    __builtin_ia32_ldmxcsr((control | 0x80u) & ~0x8040u);
 #endif
     fesetround(FE_TONEAREST);
     assert_true(sum == BATCH * COLS && one == 1);
+    assert_memory_equal(odd[0], odd[1], sizeof odd[0]); /* nothing depends on it */
+    assert_true(odd[0][ODD * ODD] != 0);
     pthread_sigmask(SIG_SETMASK, NULL, &after);
     for (int i = 1; i < 65; i++) assert_int_equal(sigismember(&before, i), sigismember(&after, i));
     for (int i = 1; i < 32; i++) {
@@ -478,6 +514,34 @@ static void rounding_and_masks_stay(void **state)
         assert_true(now.sa_handler == old[i].sa_handler);
     }
     guest_free(&g);
+}
+
+/** Numbers in texts of the library's own have a point where those of the program's locale have something else. */
+static void numbers_have_a_point_in_every_locale(void **state)
+{
+    (void)state;
+    char folder[] = "/tmp/peri_locale_XXXXXX", command[300], text[32];
+    double x = 0;
+    assert_non_null(mkdtemp(folder));
+    for (int i = 0; i < 2; i++) { /* of one byte, and of two */
+        const char *const name = i ? "ps_AF" : "de_DE";
+        snprintf(command, sizeof command, "localedef -i %s -f UTF-8 %s/%s.UTF-8 >/dev/null 2>&1", name, folder, name);
+        const bool made = system(command) == 0;
+        snprintf(command, sizeof command, "%s.UTF-8", name);
+        setenv("LOCPATH", folder, 1);
+        if (made && setlocale(LC_ALL, command)) {
+            snprintf(text, sizeof text, "%g", 0.5);
+            assert_null(strchr(text, '.'));
+        }
+        assert_string_equal(peri__number_text(0.1, text), "0.1");
+        assert_string_equal(peri__number_text(-1.5e-30, text), "-1.5e-30");
+        assert_true(peri__number_of("0.25", 4, &x) && x == 0.25);
+        assert_false(peri__number_of("0,25", 4, &x) || peri__number_of("{", 1, &x));
+        setlocale(LC_ALL, "C");
+    }
+    unsetenv("LOCPATH");
+    snprintf(command, sizeof command, "rm -r %s", folder);
+    assert_int_equal(system(command), 0);
 }
 
 /* -- a sandbox ------------------------------------------------------------------------------------------------------------------------- */
@@ -567,7 +631,8 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(threads_follow_the_quota_of_the_control_group), cmocka_unit_test(a_child_goes_on_with_what_is_in_memory),
     cmocka_unit_test(a_child_is_told_what_it_cannot_use), cmocka_unit_test(groups_stay_with_their_process),
     cmocka_unit_test(children_come_while_others_compute), cmocka_unit_test(a_stack_of_64_kib_is_enough),
-    cmocka_unit_test(rounding_and_masks_stay), cmocka_unit_test(a_sandbox_means_a_slower_way),
+    cmocka_unit_test(rounding_and_masks_stay),
+    cmocka_unit_test(numbers_have_a_point_in_every_locale), cmocka_unit_test(a_sandbox_means_a_slower_way),
     cmocka_unit_test(memory_does_not_grow_with_the_sizes_of_batches), cmocka_unit_test(nothing_is_left_at_the_end_and_it_begins_again),
 };
 
