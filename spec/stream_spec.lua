@@ -141,6 +141,46 @@ describe("streams", function()
     assert.same(alone, beside)
   end)
 
+  it("run on behind the root of a backward pass, which item reads for itself", function()
+    local x = peri.tensor({ 1, 2, 3 }, "f32", "opaque"):requires_grad(true)
+    local behind = stream.Event "opaque"
+    local function pass(f, ...)
+      local loss = f(x * x)
+      loss:backward(...)
+      local long = x:detach()
+      for _ = 1, 20 do long = long * 2 end -- to poll an event runs a few
+      behind:record()
+      return loss
+    end
+    local loss = pass(function(y) return y:sum() end)
+    assert.equal(14, loss:item())
+    assert.equal(14, loss:detach():item()) -- the same memory
+    assert.is_false(lazy and behind:query() or false) -- the gradients have not been waited for
+    assert.same({ 2, 4, 6 }, x:grad():to_list())
+
+    loss = pass(function(y) return y:sum() end)
+    loss:detach():fill(5) -- what was copied is no more
+    assert.equal(5, loss:item())
+    assert.is_true(behind:query())
+    loss:release()
+
+    loss = pass(function(y) return y:reshape { 1, 3 } end, peri.ones({ 1, 3 }, "f32", "opaque")) -- more than one number
+    assert.equal(9, loss:item(2))
+    loss = pass(function(y) return y:slice(1, 1, 2):reshape {} end) -- shares the memory of others
+    assert.equal(4, loss:item())
+
+    sim.run(2, function(_, world)
+      local y = peri.tensor({ 1, 2, 3 }, "f32", "opaque"):requires_grad(true)
+      local own = (y * y):sum()
+      local view = own:detach()
+      local work = world:all_reduce(view, "sum") -- has yet to write what the pass begins from
+      view:release()
+      own:backward()
+      work:wait()
+      assert.equal(28, own:item())
+    end, { device = "opaque" })
+  end)
+
   it("free memory after its use on the stream where it is dropped", function()
     local side = stream.Stream "opaque"
     for k = 1, 100 do

@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * bags.c: what jt and kjt share: lengths and offsets, deriving one from the other, checking them on their device, and the reports that
- * bring the findings to the host.
+ * bags.c: what jt and kjt share: lengths and offsets, deriving one from the other, and checking them on their device.
  */
 #include "jagged_internal.h"
 #include "../../kernels/jagged.h"
 
-#include <pthread.h>
 #include <stdio.h>
 
 enum { GRAIN = 1 << 16, NAME = 256 }; /* elements that are worth a thread; a bag's name */
@@ -15,98 +13,6 @@ peri_status peri__move_pinned(peri_tensor *t, int32_t dtype, peri_device *device
 {
     (void)dtype;
     return peri_tensor_pin(t, device, out);
-}
-
-/* -- reports ------------------------------------------------------------------------------------------------------------------- */
-
-static struct {
-    pthread_mutex_t lock;
-    peri__report *spare;
-} pool = {.lock = PTHREAD_MUTEX_INITIALIZER};
-PERI_FORK_LOCK(pool.lock, PERI__FORK_REPORTS)
-
-peri_status peri__report_take(peri_device *device, int64_t words, peri__report **out)
-{
-    peri__report *found = NULL;
-    pthread_mutex_lock(&pool.lock);
-    for (peri__report **p = &pool.spare; *p && !found; p = &(*p)->next) {
-        peri__report *r = *p;
-        if (r->device != device || r->capacity < words) continue;
-        if (r->posted && peri__report_test(r) != PERI_OK) continue; /* given back while its copy was queued */
-        found = r;
-        *p = r->next;
-        break;
-    }
-    pthread_mutex_unlock(&pool.lock);
-    if (found) {
-        found->posted = false;
-        *out = found;
-        return PERI_OK;
-    }
-    peri__report *r = peri__alloc_zero(sizeof *r);
-    if (!r) return PERI_ENOMEM;
-    r->device = device;
-    r->capacity = 64;
-    while (r->capacity < words) r->capacity *= 2;
-    void *memory;
-    peri_status status = peri__host_alloc(device, r->capacity * 8, &memory);
-    if (status >= 0 && !peri__immediate(device)) {
-        status = device->vtab->event_new(device->ctx, &r->event);
-        if (status < 0) peri__host_free(device, memory, r->capacity * 8);
-    }
-    if (status < 0) {
-        peri__free(r);
-        return status;
-    }
-    r->words = memory;
-    *out = r;
-    return PERI_OK;
-}
-
-peri_status peri__report_post(peri__report *r, const int64_t *src, int64_t words)
-{
-    PERI_TRY(peri__copy(r->device, r->words, src, words * 8, PERI_COPY_D2H));
-    r->posted = true;
-    if (!r->event) return PERI_OK;
-    return r->device->vtab->event_record(r->device->ctx, r->event, peri_stream_current(r->device)->ctx);
-}
-
-peri_status peri__report_test(peri__report *r)
-{
-    if (!r->posted || !r->event) return PERI_OK;
-    return r->device->vtab->event_query(r->device->ctx, r->event);
-}
-
-peri_status peri__report_wait(peri__report *r)
-{
-    const peri_status status = peri__report_test(r);
-    return status == PERI_PENDING ? peri__event_wait(r->device, r->event) : status;
-}
-
-void peri__report_return(peri__report *r)
-{
-    if (!r) return;
-    pthread_mutex_lock(&pool.lock);
-    r->next = pool.spare;
-    pool.spare = r;
-    pthread_mutex_unlock(&pool.lock);
-}
-
-void peri__reports_drop(const peri_device *device)
-{
-    pthread_mutex_lock(&pool.lock);
-    for (peri__report **at = &pool.spare; *at;) {
-        peri__report *r = *at;
-        if (r->device != device) {
-            at = &r->next;
-            continue;
-        }
-        *at = r->next;
-        if (r->event) device->vtab->event_delete(device->ctx, r->event);
-        peri__host_free(r->device, r->words, r->capacity * 8);
-        peri__free(r);
-    }
-    pthread_mutex_unlock(&pool.lock);
 }
 
 peri_status peri__upload_i64(peri_device *device, const int64_t *host, int64_t n, peri_tensor **out)

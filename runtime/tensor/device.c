@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * device.c: the table of open devices, streams, events; queueing kernels and copies; storage.
+ * device.c: the table of open devices, streams, events; queueing kernels and copies.
  */
 #include "tensor_internal.h"
 
@@ -27,8 +27,7 @@ static atomic_int device_count;
 /** Each thread's current streams by device; NULL: the default stream. */
 static _Thread_local peri_stream *current[PERI_MAX_DEVICES];
 
-/** What @call of a backend returned; a failure about which the backend said nothing is put in words. */
-static peri_status said(const peri_device *device, const char *call, peri_status status)
+peri_status peri__said(const peri_device *device, const char *call, peri_status status)
 {
     if (status >= 0 || peri_error_status() == status) return status;
     return peri__fail(status, "device %s: %s failed: %s", device->name, call, peri_status_text(status));
@@ -40,8 +39,8 @@ static peri_status stream_open(peri_stream *s)
     static atomic_uint_least64_t streams;
     const peri_device *d = s->device;
     s->number = atomic_fetch_add(&streams, 1) + 1;
-    PERI_TRY(said(d, "stream_new", d->vtab->stream_new(d->ctx, &s->ctx)));
-    peri_status status = said(d, "event_new", d->vtab->event_new(d->ctx, &s->freeing));
+    PERI_TRY(peri__said(d, "stream_new", d->vtab->stream_new(d->ctx, &s->ctx)));
+    peri_status status = peri__said(d, "event_new", d->vtab->event_new(d->ctx, &s->freeing));
     if (status < 0) d->vtab->stream_delete(d->ctx, s->ctx);
     return status;
 }
@@ -69,7 +68,7 @@ static peri_status open_device(const char *name, peri_device *d)
     snprintf(d->name, sizeof d->name, "%s", name);
     peri_error_clear(); /* what a backend says, or does not say, is about this call */
     int32_t index = (int32_t)number;
-    PERI_TRY(said(d, "open", d->vtab->open(&index, &d->ctx, &d->caps)));
+    PERI_TRY(peri__said(d, "open", d->vtab->open(&index, &d->ctx, &d->caps)));
     if (!colon == (index >= 0) && !strcmp(backend, d->vtab->name)) { /* one that stands in for another keeps the other's name */
         memcpy(d->alias, d->name, sizeof d->alias);
         if (colon) snprintf(d->name, sizeof d->name, "%s", backend);
@@ -215,7 +214,7 @@ static peri_status is_dry(void *ctx)
 {
     dry *d = ctx;
     const peri_device *device = d->stream->device;
-    if (!d->stream->awaited) PERI_TRY(said(device, "event_new", device->vtab->event_new(device->ctx, &d->stream->awaited)));
+    if (!d->stream->awaited) PERI_TRY(peri__said(device, "event_new", device->vtab->event_new(device->ctx, &d->stream->awaited)));
     if (!d->marked) PERI_TRY(device->vtab->event_record(device->ctx, d->stream->awaited, d->stream->ctx));
     d->marked = true;
     return device->vtab->event_query(device->ctx, d->stream->awaited);
@@ -255,7 +254,7 @@ peri_status peri_device_synchronize(peri_device *device)
 peri_status peri_device_trim(peri_device *device)
 {
     PERI_NEED(device);
-    return device->vtab->trim ? said(device, "trim", device->vtab->trim(device->ctx)) : PERI_OK;
+    return device->vtab->trim ? peri__said(device, "trim", device->vtab->trim(device->ctx)) : PERI_OK;
 }
 
 peri_status peri_device_seed(peri_device *device, uint64_t seed)
@@ -352,7 +351,7 @@ peri_status peri_event_new(peri_device *device, peri_event **out)
     if (!e) return PERI_ENOMEM;
     peri__refs_init(&e->refs);
     e->device = device;
-    peri_status status = said(device, "event_new", device->vtab->event_new(device->ctx, &e->ctx));
+    peri_status status = peri__said(device, "event_new", device->vtab->event_new(device->ctx, &e->ctx));
     if (status < 0) {
         peri__free(e);
         return status;
@@ -435,7 +434,7 @@ peri_status peri__launch(peri_device *device, int32_t kernel, const void *args, 
     if (number < 0) return lacks("launch", device, kernel, true);
     void *stream = peri_stream_current(device)->ctx;
     PERI__OWN_FLOATS;
-    return said(device, "launch", device->vtab->launch(device->ctx, stream, number, args, (int64_t)args_size, n, grain));
+    return peri__said(device, "launch", device->vtab->launch(device->ctx, stream, number, args, (int64_t)args_size, n, grain));
 }
 
 peri_status peri__run(peri_device *device, int32_t op, const void *args, size_t args_size)
@@ -445,11 +444,11 @@ peri_status peri__run(peri_device *device, int32_t op, const void *args, size_t 
     void *stream = peri_stream_current(device)->ctx, *scratch = NULL;
     PERI__OWN_FLOATS;
     int64_t bytes = device->vtab->scratch(device->ctx, number, args);
-    if (bytes < 0) return said(device, "scratch", (peri_status)bytes);
-    if (bytes > 0) PERI_TRY(said(device, "alloc", device->vtab->alloc(device->ctx, stream, bytes, &scratch)));
+    if (bytes < 0) return peri__said(device, "scratch", (peri_status)bytes);
+    if (bytes > 0) PERI_TRY(peri__said(device, "alloc", device->vtab->alloc(device->ctx, stream, bytes, &scratch)));
     peri_status status = device->vtab->run(device->ctx, stream, number, args, (int64_t)args_size, scratch, bytes);
     if (scratch) device->vtab->free(device->ctx, stream, scratch, bytes);
-    return said(device, "run", status);
+    return peri__said(device, "run", status);
 }
 
 peri_status peri__need_work(const char *function, peri_device *device, const int32_t *work, int32_t n)
@@ -462,7 +461,7 @@ peri_status peri__need_work(const char *function, peri_device *device, const int
 peri_status peri__copy(peri_device *device, void *dst, const void *src, int64_t bytes, int32_t kind)
 {
     if (bytes <= 0) return PERI_OK;
-    return said(device, "copy", device->vtab->copy(device->ctx, peri_stream_current(device)->ctx, dst, src, bytes, kind));
+    return peri__said(device, "copy", device->vtab->copy(device->ctx, peri_stream_current(device)->ctx, dst, src, bytes, kind));
 }
 
 /* Calls of a backend that may wait for all that runs on a device come after what exchanges have queued there: if a rank is lost, only this
@@ -471,7 +470,7 @@ peri_status peri__copy(peri_device *device, void *dst, const void *src, int64_t 
 peri_status peri__host_alloc(peri_device *device, int64_t bytes, void **out)
 {
     if (device->vtab->host_alloc) PERI_TRY(peri__between_idle());
-    if (device->vtab->host_alloc) return said(device, "host_alloc", device->vtab->host_alloc(device->ctx, bytes, out));
+    if (device->vtab->host_alloc) return peri__said(device, "host_alloc", device->vtab->host_alloc(device->ctx, bytes, out));
     void *p = peri__alloc((size_t)(bytes ? bytes : 1));
     if (!p) return PERI_ENOMEM;
     *out = p;
@@ -486,7 +485,7 @@ void peri__host_free(peri_device *device, void *p, int64_t bytes)
     else peri__free(p);
 }
 
-/* -- storage ------------------------------------------------------------------------------------------------------------------- */
+/* -- memory -------------------------------------------------------------------------------------------------------------------- */
 
 bool peri__reaches_host(const peri_device *device) { return peri_device_host_access(device) || device->vtab->mapped_alloc; }
 
@@ -495,84 +494,5 @@ peri_status peri_device_memory(peri_device *device, int64_t *available)
     PERI_NEED(device);
     PERI_NEED(available);
     *available = -1;
-    return device->vtab->memory ? said(device, "memory", device->vtab->memory(device->ctx, available)) : PERI_OK;
-}
-
-/** A storage without data. */
-static peri__storage *storage_shell(peri_device *device, int64_t bytes)
-{
-    peri__storage *s = peri__alloc_zero(sizeof *s);
-    if (!s) return NULL;
-    peri__refs_init(&s->refs);
-    s->device = device;
-    s->home = peri_stream_current(device);
-    s->bytes = bytes;
-    atomic_init(&s->version, 0);
-    return s;
-}
-
-static void storage_own(peri__storage *s, void *data)
-{
-    s->data = data;
-    peri_stream_retain(s->home);
-    peri__mem_count(s->bytes);
-}
-
-peri_status peri__storage_new(peri_device *device, int64_t bytes, bool mapped, peri__storage **out)
-{
-    const peri_device_vtab *v = device->vtab;
-    mapped = mapped && !peri_device_host_access(device);
-    PERI_ASSERT(!mapped || v->mapped_alloc);
-    peri__storage *s = storage_shell(device, bytes);
-    if (!s) return PERI_ENOMEM;
-    s->mapped = mapped;
-    void *data;
-    peri_status status = mapped ? peri__between_idle() : PERI_OK;
-    if (status >= 0) status = mapped ? said(device, "mapped_alloc", v->mapped_alloc(device->ctx, s->home->ctx, bytes, &data))
-                                : said(device, "alloc", v->alloc(device->ctx, s->home->ctx, bytes, &data));
-    if (status < 0) {
-        peri__free(s);
-        return status;
-    }
-    storage_own(s, data);
-    *out = s;
-    return PERI_OK;
-}
-
-peri_status peri__storage_lent(peri_device *device, int64_t bytes, void *data, void (*give_back)(void *data), peri__storage **out)
-{
-    peri__storage *s = storage_shell(device, bytes);
-    if (!s) return PERI_ENOMEM;
-    s->give_back = give_back;
-    storage_own(s, data);
-    *out = s;
-    return PERI_OK;
-}
-
-/** Memory is freed in the order of its home, the stream on which it was taken. Whoever drops the last reference may have queued work on it
- *  elsewhere: a backward pass frees what other streams have saved. So the home comes after what is queued here. (Where not even that
- *  can be queued any more, this stream runs dry first.) */
-static void free_after_use(const peri_stream *home)
-{
-    peri_device *device = home->device;
-    const peri_stream *now = peri_stream_current(device);
-    if (now == home) return;
-    const peri_device_vtab *v = device->vtab;
-    peri_status status = v->event_record(device->ctx, now->freeing, now->ctx);
-    if (status >= 0) status = v->stream_wait(device->ctx, home->ctx, now->freeing);
-    if (status < 0) v->stream_sync(device->ctx, now->ctx);
-}
-
-void peri__storage_release(peri__storage *s)
-{
-    if (!s || !peri__refs_drop(&s->refs)) return;
-    free_after_use(s->home);
-    const peri_device_vtab *v = s->device->vtab;
-    if (s->mapped) (void)peri__between_idle();
-    if (s->give_back) s->give_back(s->data);
-    else if (s->release) s->release(s->ctx, s->data);
-    else (s->mapped ? v->mapped_free : v->free)(s->device->ctx, s->home->ctx, s->data, s->bytes);
-    peri__mem_count(-s->bytes);
-    peri_stream_release(s->home);
-    peri__free(s);
+    return device->vtab->memory ? peri__said(device, "memory", device->vtab->memory(device->ctx, available)) : PERI_OK;
 }

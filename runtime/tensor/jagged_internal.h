@@ -5,7 +5,7 @@
 #ifndef PERI_TENSOR_JAGGED_INTERNAL_H
 #define PERI_TENSOR_JAGGED_INTERNAL_H
 
-#include "tensor_internal.h"
+#include "report.h"
 
 #include <perilune/jagged.h>
 
@@ -26,27 +26,7 @@ peri_status peri__keys_select(const peri_keys *keys, const int32_t *index, int32
 /** Keys [begin, end) of @keys. */
 peri_status peri__keys_slice(const peri_keys *keys, int32_t begin, int32_t end, peri_keys **out);
 
-/* -- reports: small arrays on their way from a device to the host ---------------------------------------------------------------------- */
-
-/** Host memory for one queued copy and the event that ends it. Reports come from a pool: giving one back while its copy is still queued is
- *  legal and does not block. */
-typedef struct peri__report {
-    struct peri__report *next;
-    peri_device *device;
-    void *event; /* the backend's */
-    int64_t *words;
-    int64_t capacity; /* words */
-    bool posted;
-} peri__report;
-
-peri_status peri__report_take(peri_device *device, int64_t words, peri__report **out);
-/** Queue the copy of the first @words words at device address @src. */
-peri_status peri__report_post(peri__report *report, const int64_t *src, int64_t words);
-/** PERI_OK when report->words are there, PERI_PENDING when not yet; wait blocks. */
-peri_status peri__report_test(peri__report *report);
-peri_status peri__report_wait(peri__report *report);
-/** Back to the pool; NULL is fine. */
-void peri__report_return(peri__report *report);
+/* -- numbers of the host -------------------------------------------------------------------------------------------------------------- */
 
 /** Host numbers as a new i64 tensor [n] of @device. */
 peri_status peri__upload_i64(peri_device *device, const int64_t *host, int64_t n, peri_tensor **out);

@@ -2,7 +2,7 @@
  *
  * tensor.c: tensors, copies between layouts, dtypes and devices, reading and writing from the host. Nothing here is recorded: see views.c.
  */
-#include "tensor_internal.h"
+#include "report.h"
 #include "../../kernels/convert.h"
 
 #include <math.h>
@@ -375,7 +375,10 @@ peri_status peri_tensor_item(const peri_tensor *t, int64_t index, double *out)
     one.ndim = 0;
     one.offset = at;
     char raw[16];
-    PERI_TRY(fetch(&one, raw, peri_dtype_size(t->dtype)));
+    const int64_t bytes = peri_dtype_size(t->dtype);
+    bool found;
+    PERI_TRY(peri__item_ahead_read(&one, peri__data(&one), bytes, raw, &found));
+    if (!found) PERI_TRY(fetch(&one, raw, bytes));
     peri_k_convert_args args = {.dst = out, .src = raw, .dst_dtype = PERI_F64, .src_dtype = t->dtype, .ndim = 0};
     peri_kernels_get()->fn[PERI_K_convert](&args, 0, 1);
     if (*out != *out) *out = (double)NAN; /* bindings may give other NaN bits a meaning (LuaJIT does) */

@@ -42,6 +42,9 @@ struct peri_device {
     peri_stream default_stream; /* never released; head of the list of streams, which device.c's stream_lock guards */
 };
 
+/** What @call of a backend returned; a failure about which the backend said nothing is put in words. */
+peri_status peri__said(const peri_device *device, const char *call, peri_status status);
+
 /** Close all devices, when no object is left; peri_device_get opens them again. */
 void peri__devices_close(void);
 /** The same, with a call of @before for each device that is still open. */
@@ -83,6 +86,8 @@ bool peri__reaches_host(const peri_device *device);
 
 /* -- storage and tensors --------------------------------------------------------------------------------------------------------- */
 
+typedef struct peri__report peri__report; /* report.h */
+
 /** Somebody who wants to know before a caller's tensor is changed in place. */
 typedef struct peri__storage_watch {
     void (*before)(void *ctx, const peri_tensor *t);
@@ -103,6 +108,7 @@ typedef struct peri__storage {
     void *ctx;
     atomic_uint_least64_t version; /* grows when a caller's tensor is changed in place: see peri__changed */
     _Atomic(const peri__storage_watch *) watch; /* who is told before that; NULL: nobody. Borrowed: it sets and resets it itself */
+    peri__report *ahead; /* its number on the way to the host since a backward pass began from it (peri__item_ahead), or NULL */
 } peri__storage;
 
 /** @mapped: in the host's memory (peri__reaches_host). */

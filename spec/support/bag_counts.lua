@@ -5,7 +5,7 @@ local ffi = require "ffi"
 local peri = require "perilune"
 
 ffi.cdef "int peri_cuda_host_counts(int64_t *out, int most);"
-local BLOCKED, COUNTED = 13, 16
+local BLOCKED, AWAITED, COUNTED = 13, 14, 17 -- waits for a stream, for an event
 local CALLS = 4
 
 peri.init()
@@ -16,7 +16,7 @@ local gpu = ffi.load(arg[1] .. "/libperilune_cuda_host.so")
 local function waits()
   local numbers = ffi.new("int64_t[?]", COUNTED)
   assert(gpu.peri_cuda_host_counts(numbers, COUNTED) == COUNTED, "the pretended GPU counts other things than this script")
-  return tonumber(numbers[BLOCKED])
+  return tonumber(numbers[BLOCKED] + numbers[AWAITED])
 end
 
 local ids, offsets = peri.tensor({ 1, 2, 3, 4, 0 }, "i64", device), peri.tensor({ 0, 2, 2 }, "i64", device)

@@ -1,6 +1,7 @@
 -- step_counts.lua: what a training step of the demonstration asks of a device, as the pretended GPU counts it:
 --   perilune run -n N spec/support/step_counts.lua FOLDER-OF-THE-PRETENDED-GPU
--- Rank 0 prints a line "name count" for each kind of call: the mean of four steps in the middle of training, none of which reads a loss.
+-- Rank 0 prints a line "name count" for each kind of call: the mean of four steps in the middle of training, none of which reads a loss;
+-- and "read_waited", "read_blocked", "read_awaited": the same of four steps after which the script reads the loss.
 package.path = "examples/?.lua;" .. package.path
 local ffi = require "ffi"
 local peri = require "perilune"
@@ -9,7 +10,7 @@ local sources = require "dlrm.sources"
 
 ffi.cdef "int peri_cuda_host_counts(int64_t *out, int most);"
 local NAMES = { "launches", "products", "exchanges", "copies_on_device", "copies_up_pageable", "copies_up_pinned", "copies_down", "records",
-  "stream_waits", "events_made", "allocations", "frees", "pinned_made", "blocked", "asked", "waited" }
+  "stream_waits", "events_made", "allocations", "frees", "pinned_made", "blocked", "awaited", "asked", "waited" }
 local WARM, STEPS = 4, 4
 
 peri.init()
@@ -33,21 +34,30 @@ local function counts()
   return numbers
 end
 
-local function steps(n)
+local function steps(n, read)
   for _ = 1, n do
     local loss, logits, labels = pipeline:progress(batches)
+    if read then loss:item() end
     loss:release()
     logits:release()
     labels:release()
   end
 end
 
+--- The mean of each count over four steps.
+local function measure(read)
+  local before, mean = counts(), {}
+  steps(STEPS, read)
+  local after = counts()
+  for i, name in ipairs(NAMES) do mean[name] = tonumber(after[i - 1] - before[i - 1]) / STEPS end
+  return mean
+end
+
 steps(WARM)
-local before = counts()
-steps(STEPS)
-local after = counts()
+local silent, read = measure(false), measure(true)
 if peri.rank() == 0 then
-  for i, name in ipairs(NAMES) do print(("%s %g"):format(name, tonumber(after[i - 1] - before[i - 1]) / STEPS)) end
+  for _, name in ipairs(NAMES) do print(("%s %g"):format(name, silent[name])) end
+  for _, name in ipairs { "waited", "blocked", "awaited" } do print(("read_%s %g"):format(name, read[name])) end
 end
 pipeline:close()
 peri.finish()

@@ -88,7 +88,7 @@ namespace {
 /** What the host has asked of the device since the process began: peri_cuda_host_counts. */
 enum counted {
     LAUNCHES, PRODUCTS, EXCHANGES, COPIES_ON, UP_PAGEABLE, UP_PINNED, COPIES_DOWN, RECORDS, STREAM_WAITS, EVENTS, ALLOCATIONS, FREES, PINNED,
-    BLOCKED, ASKED, WAITED, COUNTED
+    BLOCKED, AWAITED, ASKED, WAITED, COUNTED
 };
 int64_t counts[COUNTED];
 
@@ -627,7 +627,7 @@ cudaError_t cudaEventQuery(cudaEvent_t e)
 cudaError_t cudaEventSynchronize(cudaEvent_t e)
 {
     hold h(lock);
-    counts[BLOCKED]++;
+    counts[AWAITED]++;
     return run_until(e->stream, e->position);
 }
 

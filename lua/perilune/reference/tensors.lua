@@ -191,7 +191,8 @@ function Tensor:is_leaf() end
 ---@return boolean
 function Tensor:is_pinned() end
 
----One element as a number. i64 numbers from 2^53 on stay 64-bit integers. Waits for the device.
+---One element as a number. i64 numbers from 2^53 on stay 64-bit integers. Waits for all that is queued on the current stream of its device;
+---for a loss that a backward pass began from, only until the loss is there: pass and optimizer run on meanwhile.
 ---
 ---Errors: no position, and other than one element; a position outside of the tensor.
 ---@param i? integer Position of the element in order, from 0 (default: that of a tensor of one element).

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * storage.c: the memory of tensors.
+ */
+#include "report.h"
+
+#include "../base/between.h"
+
+/** A storage without data. */
+static peri__storage *storage_shell(peri_device *device, int64_t bytes)
+{
+    peri__storage *s = peri__alloc_zero(sizeof *s);
+    if (!s) return NULL;
+    peri__refs_init(&s->refs);
+    s->device = device;
+    s->home = peri_stream_current(device);
+    s->bytes = bytes;
+    atomic_init(&s->version, 0);
+    return s;
+}
+
+static void storage_own(peri__storage *s, void *data)
+{
+    s->data = data;
+    peri_stream_retain(s->home);
+    peri__mem_count(s->bytes);
+}
+
+peri_status peri__storage_new(peri_device *device, int64_t bytes, bool mapped, peri__storage **out)
+{
+    const peri_device_vtab *v = device->vtab;
+    mapped = mapped && !peri_device_host_access(device);
+    PERI_ASSERT(!mapped || v->mapped_alloc);
+    peri__storage *s = storage_shell(device, bytes);
+    if (!s) return PERI_ENOMEM;
+    s->mapped = mapped;
+    void *data;
+    peri_status status = mapped ? peri__between_idle() : PERI_OK;
+    if (status >= 0) status = mapped ? peri__said(device, "mapped_alloc", v->mapped_alloc(device->ctx, s->home->ctx, bytes, &data))
+                                : peri__said(device, "alloc", v->alloc(device->ctx, s->home->ctx, bytes, &data));
+    if (status < 0) {
+        peri__free(s);
+        return status;
+    }
+    storage_own(s, data);
+    *out = s;
+    return PERI_OK;
+}
+
+peri_status peri__storage_lent(peri_device *device, int64_t bytes, void *data, void (*give_back)(void *data), peri__storage **out)
+{
+    peri__storage *s = storage_shell(device, bytes);
+    if (!s) return PERI_ENOMEM;
+    s->give_back = give_back;
+    storage_own(s, data);
+    *out = s;
+    return PERI_OK;
+}
+
+/** Memory is freed in the order of its home, the stream on which it was taken. Whoever drops the last reference may have queued work on it
+ *  elsewhere: a backward pass frees what other streams have saved. So the home comes after what is queued here. (Where not even that
+ *  can be queued any more, this stream runs dry first.) */
+static void free_after_use(const peri_stream *home)
+{
+    peri_device *device = home->device;
+    const peri_stream *now = peri_stream_current(device);
+    if (now == home) return;
+    const peri_device_vtab *v = device->vtab;
+    peri_status status = v->event_record(device->ctx, now->freeing, now->ctx);
+    if (status >= 0) status = v->stream_wait(device->ctx, home->ctx, now->freeing);
+    if (status < 0) v->stream_sync(device->ctx, now->ctx);
+}
+
+void peri__storage_release(peri__storage *s)
+{
+    if (!s || !peri__refs_drop(&s->refs)) return;
+    peri__report_return(s->ahead);
+    free_after_use(s->home);
+    const peri_device_vtab *v = s->device->vtab;
+    if (s->mapped) (void)peri__between_idle();
+    if (s->give_back) s->give_back(s->data);
+    else if (s->release) s->release(s->ctx, s->data);
+    else (s->mapped ? v->mapped_free : v->free)(s->device->ctx, s->home->ctx, s->data, s->bytes);
+    peri__mem_count(-s->bytes);
+    peri_stream_release(s->home);
+    peri__free(s);
+}
