@@ -5,8 +5,11 @@
 #include "base_internal.h"
 
 #include <errno.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 #include <unistd.h>
 
 static const struct {
@@ -159,15 +162,27 @@ static int level_now(void)
 
 bool peri__log_shows(int32_t level) { return level <= level_now(); }
 
-/** All of @text in one write(2), so that lines of several ranks and threads do not mix, however stderr is buffered. */
+/** All of @text in one write(2), so that lines of several ranks and threads do not mix, however stderr is buffered. A pipe that nobody reads
+ *  any more takes nothing, and the program gets no signal for it. */
 static void write_stderr(const char *text, size_t n)
 {
-    fflush(stderr);
+    const struct timespec now = {0};
+    sigset_t pipe, pending, before;
+    sigemptyset(&pipe);
+    sigaddset(&pipe, SIGPIPE);
+    sigpending(&pending);
+    pthread_sigmask(SIG_BLOCK, &pipe, &before);
+    bool broken = fflush(stderr) != 0 && errno == EPIPE;
     for (size_t done = 0; done < n;) {
         ssize_t written = write(STDERR_FILENO, text + done, n - done);
-        if (written < 0 && errno != EINTR) return;
+        if (written < 0 && errno != EINTR) {
+            broken = broken || errno == EPIPE;
+            break;
+        }
         if (written > 0) done += (size_t)written;
     }
+    while (broken && !sigismember(&pending, SIGPIPE) && sigtimedwait(&pipe, NULL, &now) < 0 && errno == EINTR) continue;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
 void peri__log_set(void (*log)(void *ctx, int32_t level, const char *text), void *ctx)

@@ -516,6 +516,24 @@ static void rounding_and_masks_stay(void **state)
     guest_free(&g);
 }
 
+static int logs_to_nobody(void *ctx)
+{
+    (void)ctx;
+    int ends[2];
+    sigset_t pending;
+    signal(SIGPIPE, SIG_DFL);
+    if (pipe(ends) != 0 || close(ends[0]) != 0 || dup2(ends[1], STDERR_FILENO) < 0) return 1;
+    for (int i = 0; i < 3; i++) peri__log(PERI_LOG_ERROR, "nobody reads this");
+    sigpending(&pending);
+    return sigismember(&pending, SIGPIPE) ? 2 : 0;
+}
+
+static void a_broken_pipe_is_no_signal(void **state)
+{
+    (void)state;
+    assert_int_equal(in_child(logs_to_nobody, NULL), 0);
+}
+
 /** Numbers in texts of the library's own have a point where those of the program's locale have something else. */
 static void numbers_have_a_point_in_every_locale(void **state)
 {
@@ -631,7 +649,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(threads_follow_the_quota_of_the_control_group), cmocka_unit_test(a_child_goes_on_with_what_is_in_memory),
     cmocka_unit_test(a_child_is_told_what_it_cannot_use), cmocka_unit_test(groups_stay_with_their_process),
     cmocka_unit_test(children_come_while_others_compute), cmocka_unit_test(a_stack_of_64_kib_is_enough),
-    cmocka_unit_test(rounding_and_masks_stay),
+    cmocka_unit_test(rounding_and_masks_stay), cmocka_unit_test(a_broken_pipe_is_no_signal),
     cmocka_unit_test(numbers_have_a_point_in_every_locale), cmocka_unit_test(a_sandbox_means_a_slower_way),
     cmocka_unit_test(memory_does_not_grow_with_the_sizes_of_batches), cmocka_unit_test(nothing_is_left_at_the_end_and_it_begins_again),
 };
