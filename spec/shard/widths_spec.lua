@@ -4,7 +4,10 @@
 local peri = require "perilune"
 local golden = require "spec.support.golden"
 local worlds = require "spec.support.worlds"
+local shell = require "spec.support.shell"
 local plan, F = peri.plan, peri.nn.functional
+local folder, clean = shell.temporary()
+teardown(clean)
 
 local dims = { a = 4, b = 8, c = 2 }
 local order = { "a", "b", "c" }
@@ -12,8 +15,9 @@ local features = { a = { "f", "g" }, b = { "g", "h" }, c = { "k" } }
 local outputs = { f = "a", ["g@a"] = "a", ["g@b"] = "b", h = "b", k = "c" }
 local RANKS = { 1, 2, 3 }
 
-local function config(name)
-  return peri.EmbeddingConfig { name = name, num_embeddings = 9, embedding_dim = dims[name], feature_names = features[name] }
+local function config(name, feature_names)
+  return peri.EmbeddingConfig { name = name, num_embeddings = 9, embedding_dim = dims[name],
+    feature_names = type(feature_names) == "table" and feature_names or features[name] }
 end
 
 --- First weights: table, row and column say which.
@@ -171,3 +175,109 @@ describe("sharded", function()
     end
   end
 end)
+
+-- What a collection of several dimensions is combined with: it goes on being a collection for each table.
+local Net = peri.nn.Module:extend "Net"
+--- groups: lists of tables, a collection each.
+function Net:init(groups, raw)
+  local fused = { optimizer = "rowwise_adagrad", learning_rate = 0.1 }
+  for i, names in ipairs(groups) do
+    local maps = {}
+    local tables = peri.util.map(names, function(name) return config(name, raw and name == "b" and { "h" }) end) -- raw ids have one table
+    local ec = peri.EmbeddingCollection { tables = tables, fused_params = fused, seed = 5 }
+    for _, name in ipairs(raw and names or {}) do
+      maps[name] = peri.MCHManagedCollisionModule { zch_size = 9, device = "cpu", eviction_interval = 2, input_hash_size = 1000,
+        buckets = 3, eviction_policy = peri.embed.LFU_EvictionPolicy {} }
+    end
+    self["ec" .. i] = raw and peri.ManagedCollisionEmbeddingCollection { embedding_collection = ec, managed_collision_collection =
+      peri.ManagedCollisionCollection { embedding_configs = tables, managed_collision_modules = maps } } or ec
+  end
+end
+
+local together, each = { { "c", "a", "b" } }, { { "a" }, { "b" }, { "c" } }
+local function cached()
+  return plan.row_wise { compute_kernel = "fused_uvm_caching", cache_params = plan.CacheParams { load_factor = 1 } }
+end
+local function spread(n) return { a = plan.table_wise(n - 1), b = plan.row_wise(), c = plan.table_wise(0) } end
+local function rows() return { a = plan.row_wise(), b = plan.row_wise(), c = plan.row_wise() } end
+local pairs_of = {
+  ["tables in files"] = { entries = function() return { a = cached(), b = cached(), c = cached() } end },
+  ["raw ids, resharded"] = { entries = spread, raw = true, later = rows },
+  ["rows in 16 bits"] = { entries = spread, codec = { forward = "FP16", backward = "BF16" } },
+  ["resharded"] = { entries = rows, later = spread },
+  ["a checkpoint under another plan"] = { entries = spread, later = rows, loaded = true },
+}
+
+for name, case in peri.util.ordered(pairs_of) do
+  worlds.each("several dimensions and " .. name, function(world, device, n)
+    local codec = case.codec and peri.dist.codec.get_qcomm_codecs_registry(case.codec)
+    local function build(groups, entries)
+      local whole = {}
+      for i, names in ipairs(groups) do
+        whole["ec" .. i] = {}
+        for _, t in ipairs(names) do whole["ec" .. i][t] = entries(n)[t] end
+      end
+      return peri.DistributedModelParallel { module = Net(groups, case.raw), group = world, plan = whole, device = device,
+        sharders = codec and { peri.shard.EmbeddingCollectionSharder { qcomm_codecs_registry = codec } } or nil }, whole
+    end
+    local function step(model, groups, kjt)
+      local found, loss = {}, nil
+      for i, names in ipairs(groups) do
+        local result = model.module["ec" .. i](kjt)
+        for out, of in peri.util.ordered(outputs) do
+          local own = peri.util.index_of(names)[of] and not (case.raw and out == "g@b") and (result[out] or result[out:match "^[^@]+"])
+          if own then
+            found[out] = own:values():detach():to_list()
+            local term = F.sum(own:values() * up(own:values(), out))
+            loss = loss and loss + term or term
+          end
+        end
+      end
+      loss:backward()
+      return found
+    end
+    local one, three = build(together, case.entries), build(each, case.entries)
+    for k = 1, 4 do
+      local kjt = batch(world:rank() + k, device)
+      local want, got = step(three, each, kjt), step(one, together, kjt)
+      for out in peri.util.ordered(want) do golden.assert_near(want[out], got[out], { abs = 1e-6, rel = 1e-6 }, out) end
+      if k == 2 and case.later then
+        local path = folder .. "/" .. n .. device
+        local again, entries = build(together, case.later)
+        if case.loaded then
+          peri.checkpoint.save(path, { model = one }, { group = world })
+          peri.checkpoint.load(path, { model = again }, { group = world })
+          one = again
+        else
+          one:reshard(entries)
+        end
+      end
+    end
+  end, { sizes = { 2 } })
+end
+
+worlds.each("several dimensions, quantized", function(world, device, n)
+  local kjt = batch(world:rank(), device)
+  local float = peri.EmbeddingCollection { tables = peri.util.map({ "c", "a", "b" }, config), seed = 5, device = device }
+  for _, dtype in ipairs { "INT8", "INT4" } do
+    local function quant(x) return peri.QuantEmbeddingCollection.from_float(x, { dtype = dtype, output_dtype = "FP16" }) end
+    local want, all = {}, quant(float)
+    for out, t in peri.util.ordered(outputs) do
+      local one = peri.EmbeddingCollection { tables = { config(t) }, device = device }
+      one:weight(t):copy(float:weight(t))
+      want[out] = quant(one)(kjt)[(out:match "^[^@]+")]:values()
+    end
+    local function check(result)
+      for out, rows_of in peri.util.ordered(want) do
+        assert.same(rows_of:shape(), result[out]:values():shape(), out)
+        assert.same(rows_of:to("f32"):to_list(), result[out]:values():to("f32"):to_list(), out)
+      end
+    end
+    check(all(kjt))
+    assert.equal(8, all:embedding_dim())
+    local Model = peri.nn.Module:extend "Model"
+    function Model:init() self.ec = all end
+    local entries = spread(n)
+    check(peri.DistributedModelParallel { module = Model(), group = world, device = device, plan = { ec = entries } }.module.ec(kjt))
+  end
+end, { sizes = { 2 } })

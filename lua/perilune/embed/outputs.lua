@@ -56,6 +56,30 @@ end
 --- `rows` without the columns that only wider tables of the collection have.
 function M.own_columns(rows, dim) return rows:size(2) > dim and rows:slice(2, 0, dim):contiguous() or rows end
 
+--- Note how wide the tables of a collection of rows are: _dim, the columns of the widest, which all rows of a batch lie in; _narrow, the
+--- outputs of the others, and _narrow_dims, their columns.
+function M.widths(self)
+  local widest = 0
+  for _, t in ipairs(self.tables) do widest = math.max(widest, t.embedding_dim) end
+  self._dim, self._narrow, self._narrow_dims = widest, {}, {}
+  for i, output in ipairs(self._outputs) do
+    local dim = self.tables[output.table].embedding_dim
+    if dim < widest then
+      self._narrow[#self._narrow + 1], self._narrow_dims[#self._narrow + 1] = i, dim
+    end
+  end
+end
+
+--- The JaggedTensors `result`, by name, each with the columns of its own table.
+function M.narrowed(self, result)
+  for i, output in ipairs(self._narrow) do
+    local jt = result[self._names[output]]
+    result[self._names[output]] = JaggedTensor { lengths = jt:lengths(), weights = jt:weights_or_none(),
+      values = M.own_columns(jt:values(), self._narrow_dims[i]) }
+  end
+  return result
+end
+
 --- What the batch has beside its ids, for the JaggedTensors `result` that have a row for each: the ids' weights go with their rows, and
 --- where there are inverse indices, every sample gets the rows of the bag that they name. names and features: by output.
 function M.completed(func, batch, names, features, result, need_indices)

@@ -231,15 +231,8 @@ Rows.sharder = "QuantEmbeddingCollectionSharder" -- in peri.shard
 Rows.config_name, Rows.parameter_prefix = "EmbeddingConfig", "embeddings"
 
 function Rows:_setup_output(a)
-  local first = self.tables[1]
-  for _, t in ipairs(self.tables) do
-    if t.embedding_dim ~= first.embedding_dim then
-      P.fail(("QuantEmbeddingCollection: table '%s' has embedding_dim %d, table '%s' %d; allowed: one embedding_dim "
-        .. "(tables of another one go into a collection of their own)"):format(t.name,
-        t.embedding_dim, first.name, first.embedding_dim))
-    end
-  end
-  self._dim, self._need_indices = first.embedding_dim, a.need_indices
+  outputs.widths(self)
+  self._need_indices = a.need_indices
   self._jts = ffi.new("peri_jt *[?]", #self._outputs)
 end
 
@@ -274,11 +267,12 @@ function Rows:forward(features)
   local n = Tensor.wrap(ids_out[0]):numel()
   local rows = look_up(self, batch, blocks, false, new_tensor(self, n, self._dim))
   local of = util.map(self._outputs, function(output) return output.name end)
-  return outputs.completed(self.class_name, features, self._names, of, outputs.cut(self, batch, rows), self._need_indices)
+  local result = outputs.narrowed(self, outputs.cut(self, batch, rows))
+  return outputs.completed(self.class_name, features, self._names, of, result, self._need_indices)
 end
 
 function Rows:embedding_configs() return self.tables end
---- Columns of every table and output.
+--- Columns of the widest table.
 function Rows:embedding_dim() return self._dim end
 function Rows:need_indices() return self._need_indices end
 

@@ -31,19 +31,11 @@ local arguments = TableCollection.arguments {
 function EmbeddingCollection:init(args)
   local a = util.named("EmbeddingCollection", args, arguments)
   self:setup(a)
-  local widest = 0
-  for _, t in ipairs(a.tables) do widest = math.max(widest, t.embedding_dim) end
-  self._dim, self._need_indices = widest, a.need_indices
+  outputs.widths(self)
+  self._need_indices = a.need_indices
   self._order = ffi.new("int32_t[?]", #self._outputs) -- the place of each output's feature in the keys of a batch
   self._jts = ffi.new("peri_jt *[?]", #self._outputs)
   self._of = util.map(self._outputs, function(output) return output.name end) -- by output its feature
-  self._narrow, self._narrow_dims = {}, {} -- outputs of tables that are not the widest, and their columns
-  for i, output in ipairs(self._outputs) do
-    local dim = a.tables[output.table].embedding_dim
-    if dim < widest then
-      self._narrow[#self._narrow + 1], self._narrow_dims[#self._narrow + 1] = i, dim
-    end
-  end
   self._arrange = false -- whether batches are rearranged to one key for each output, as those with shared or further features are
 end
 
@@ -89,12 +81,7 @@ end
 
 --- The results by name, with what the batch has beside its ids.
 local function completed(self, features)
-  local result = outputs.by_name(self)
-  for i, output in ipairs(self._narrow) do
-    local jt = result[self._names[output]]
-    result[self._names[output]] = jagged.JaggedTensor { lengths = jt:lengths(), weights = jt:weights_or_none(),
-      values = outputs.own_columns(jt:values(), self._narrow_dims[i]) }
-  end
+  local result = outputs.narrowed(self, outputs.by_name(self))
   return outputs.completed("EmbeddingCollection", features, self._names, self._of, result, self._need_indices)
 end
 

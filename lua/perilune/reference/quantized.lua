@@ -123,7 +123,7 @@ function peri.QuantEmbeddingCollection:forward(features) end
 ---@return peri.EmbeddingConfig[]
 function peri.QuantEmbeddingCollection:embedding_configs() end
 
----Columns of the tables.
+---Columns of the widest table; the rows of an output are as wide as its own table.
 ---@return integer
 function peri.QuantEmbeddingCollection:embedding_dim() end
 
