@@ -128,7 +128,7 @@ describe("perilune plan --machine", function()
     local path = shell.write(folder .. "/model.lua", [[
       return { tables = { { name = "a", num_embeddings = 1e6, embedding_dim = 128 },
         { name = "b", num_embeddings = 1e5, embedding_dim = 64 } } }]])
-    return shell.run(("%s plan %s %s"):format(shell.perilune, path, words))
+    return shell.run(("%s plan %s %s"):format(shell.perilune, path, words), { PERI_DEVICE = "nowhere" })
   end
 
   it("plans for GPUs that are not there", function()
@@ -142,7 +142,8 @@ describe("perilune plan --machine", function()
     for words, text in pairs {
       ["--machine h100:0"] = "allowed: NAME or NAME:RANKS, such as h100:8", ["--machine :8"] = "allowed: NAME or NAME:RANKS",
       ["--machine abacus:8"] = "nor a machine of that name, but .*h100", ["--machine h100:8 -n 4"] = "one of them says how many",
-      ["--machine h100 --topology h100"] = "one of them says the machine", ["--machine h100:8 --verify"] = "runs steps on processors",
+      ["--machine h100 --topology h100"] = "one of them says the machine",
+      ["--machine h100:8 --verify"] = "the topology is of GPUs, and its steps run on one, but here: .*'nowhere'",
     } do
       local out, status = run(words)
       assert.is_true(status ~= 0, words)

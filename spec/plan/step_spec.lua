@@ -307,6 +307,25 @@ describe("perilune plan --verify", function()
     assert.near((40000 * 65 + 50000 * 17) * 4e-6, tonumber(measured), 0.1)
   end)
 
+  it("runs the steps of GPUs on one, and prints the bytes that they have there", function()
+    local gpu = ("%s/%s/cuda_host"):format(io.popen("pwd"):read "*l", shell.build)
+    local there = io.open(gpu .. "/libperilune_cuda_host.so")
+    if not there then return pending "no C++ compiler was found" end
+    there:close()
+    local model = file("gpu.lua", [[return { optimizer = "rowwise_adagrad", tables = {
+      { name = "a", num_embeddings = 40000, embedding_dim = 64 }, { name = "b", num_embeddings = 50000, embedding_dim = 16 } } }]])
+    local topology = folder .. "/gpu.topology"
+    plan.Topology({ world_size = 1, compute_device = "cuda" }):save(topology)
+    local out, status = shell.run(("%s plan %s --verify --batch-size 4 --topology %s"):format(shell.perilune, model, topology),
+      { PERI_DEVICE = "cuda_host", PERI_PLUGIN_PATH = gpu .. ":" .. shell.build })
+    assert.equal(0, status, out)
+    assert.matches("2 tables on 1 rank %(cuda%)", out)
+    assert.matches("a step, ms%s+[%d.e+-]+%s+[%d.e+-]+", out)
+    assert.matches("perilune calibrate -n 1 --device cuda_host measures them", out, 1, true)
+    local predicted, measured = out:match "fullest rank, MB%s+([%d.]+)%s+([%d.]+)"
+    assert.near(1, tonumber(predicted) / tonumber(measured), 0.02)
+  end)
+
   it("runs models whose tables share features, whose features have batches of their own, and on a topology's ranks", function()
     local topology = folder .. "/two.topology"
     plan.Topology({ world_size = 2 }):save(topology)

@@ -3,6 +3,7 @@ local P = require "perilune.ffi"
 local errors = require "perilune.errors"
 local util = require "perilune.util"
 local plan = require "perilune.plan"
+local topologies = require "perilune.plan.topology"
 local text = require "perilune.text"
 local Progress = require "perilune.progress"
 
@@ -227,23 +228,46 @@ function M.run(options, stream)
   return 1
 end
 
---- Ranks that --verify runs on: those that are asked for, else those of a topology that is named; nil: one.
+--- Where --verify runs the steps of a topology's plans: nil, on the processor; else the name of a device, PERI_DEVICE or the first GPU. An
+--- error if that is not here.
+local function device_of(topology)
+  if topology.compute_device == "cpu" then return nil end
+  local device = P.state.device ~= "cpu" and P.state.device or topology.compute_device
+  local ok, err = pcall(P.device, device)
+  if ok then return device end
+  P.fail(("plan --verify: the topology is of GPUs, and its steps run on one, but here: %s"):format(said(err)))
+end
+
+--- Ranks that --verify runs on: those that are asked for, else those of a topology that is named; nil: one. An error if these cannot run
+--- here.
 function M.ranks(options)
-  return options.ranks or options.topology and plan.report._topology(options.topology).world_size or nil
+  if not options.topology then return options.ranks end
+  local topology = plan.report._topology(options.topology, options.ranks)
+  device_of(topology)
+  return options.ranks or topology.world_size
+end
+
+--- The topology that --verify goes by, and the device of its steps (nil: the processor): one that is named, or what was measured of these
+--- ranks of PERI_DEVICE.
+local function verified_topology(options, n, host)
+  if options.topology then
+    local topology = plan.report._topology(options.topology, options.ranks)
+    return topology, device_of(topology)
+  end
+  local device = P.state.device ~= "cpu" and P.state.device or nil
+  local topology = plan.Topology.kept(n, host, device and topologies.device_kind(device))
+  if topology then return topology, device end
+  P.fail(("plan --verify: nothing was measured of %d ranks, %d a host; run: perilune calibrate -n %d%s"):format(n, host, n,
+    device and " --device " .. device or ""))
 end
 
 --- plan --verify: a rank's part. Prints on rank 0.
 function M.verify(options)
-  if options.topology and plan.report._topology(options.topology, options.ranks).compute_device ~= "cpu" then
-    P.fail "plan --verify: the topology is of GPUs; --verify runs steps on processors"
-  end
   local peri = require "perilune"
   local world = peri.init()
   local n, host = world:size(), world.local_size
-  local topology = options.topology and plan.report._topology(options.topology, options.ranks) or plan.Topology.kept(n, host)
-  if not topology then
-    P.fail(("plan --verify: nothing was measured of %d ranks, %d a host; run: perilune calibrate -n %d"):format(n, host, n))
-  end
+  local topology, device = verified_topology(options, n, host)
+  if device then peri.dist.use_device(device) end
   if topology.world_size ~= n or topology.local_world_size ~= host then
     P.fail(("plan --verify: the topology has %d ranks, %d a host; here are %d and %d"):format(topology.world_size,
       topology.local_world_size, n, host))
@@ -266,12 +290,12 @@ function M.verify(options)
   local made = planner:collective_plan(g.model, world)
   local verify = require "perilune.launch.verify"
   local entry = verify.compare({ { plan = made } }, { model = g.model, topology = topology, batch_size = options.batch_size,
-    constraints = constraints, group = world, seconds = 3 })[1]
+    constraints = constraints, group = world, device = device, seconds = 3 })[1]
   if world:rank() ~= 0 then return end
   lines(io.stdout, plan.report.lines(planner))
   if not topology.costs then
-    print(("the topology has no measured prices: predictions compare plans, and are no times of this machine; perilune calibrate -n %d "
-      .. "measures them"):format(n))
+    print(("the topology has no measured prices: predictions compare plans, and are no times of this machine; perilune calibrate -n %d%s "
+      .. "measures them"):format(n, device and " --device " .. device or ""))
   end
   lines(io.stdout, verify.lines(entry))
 end

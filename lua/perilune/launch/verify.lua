@@ -14,15 +14,15 @@ local function most(group, x)
   return t:item()
 end
 
---- Run plans in turns. list: of { plan = ShardingPlan, ... }; args: { model =, topology =, batch_size =, constraints =, group =, seconds =
---- (about, for each) }. Each entry gets predicted and measured = { ms =, forward_ms =, backward_ms =, bytes = } (of turns the fastest;
---- median_ms: of all). Collective.
+--- Run plans in turns. list: of { plan = ShardingPlan, ... }; args: { model =, topology =, batch_size =, constraints =, group =, device =
+--- where tables are (nil: the processor), seconds = (about, for each) }. Each entry gets predicted and measured = { ms =, forward_ms =,
+--- backward_ms =, bytes = } (of turns the fastest; median_ms: of all). Collective.
 function M.compare(list, args)
   local group, prepared, times = args.group, {}, {}
   for i, entry in ipairs(list) do
     entry.predicted = step.predict(entry.plan, args.model, args.topology, args.batch_size, args.constraints)
     prepared[i] = measure.prepare { model = args.model, plan = entry.plan, constraints = args.constraints, batch_size = args.batch_size,
-      group = group }
+      group = group, device = args.device }
     times[i] = {}
     entry.measured = { ms = math.huge, forward_ms = math.huge, backward_ms = math.huge, bytes = most(group, prepared[i].bytes) }
   end
