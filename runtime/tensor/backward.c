@@ -408,9 +408,9 @@ static peri_status check_root(const peri_tensor *root, const peri_tensor *grad)
     return PERI_OK;
 }
 
-/** Whether a node of the pass hands @leaf a gradient. */
-static bool reached(const peri_backward *pass, const peri_tensor *leaf)
+bool peri_backward_reaches(const peri_backward *pass, const peri_tensor *leaf)
 {
+    if (!pass || !leaf) return false;
     int64_t place = leaf->place;
     return place >= 0 && place < pass->n_totals && pass->totals[place].leaf == leaf;
 }
@@ -423,7 +423,7 @@ static peri_status seed(const peri_backward *pass, peri_tensor *root, peri_tenso
     else PERI_TRY(peri_tensor_full(peri__device(root), root->dtype, root->ndim, root->shape, 1, &start));
     if (root->node) return accumulate(&root->node->grad_out[root->output], start, NULL);
     PERI_TRY(accumulate(&root->grad, start, root));
-    if (root->ready && !reached(pass, root)) root->ready(root->ready_ctx, root);
+    if (root->ready && !peri_backward_reaches(pass, root)) root->ready(root->ready_ctx, root);
     return PERI_OK;
 }
 

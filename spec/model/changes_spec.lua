@@ -125,6 +125,18 @@ describe("a model that changes after it was wrapped", function()
     assert.is_truthy(input:grad())
   end, { sizes = { 1, 2 } })
 
+  worlds.each("is of no concern to a pass of another model", function(world, device)
+    peri.ffi.state.device = device
+    local changed = wrap(world, device)
+    changed.module.head2 = nn.Linear { in_features = 2, out_features = 2, device = device }
+    changed.module.more = peri.EmbeddingBagCollection { tables = tables "more", fused_params = fused, device = device }
+    local input = peri.ones({}, "f32", device):requires_grad()
+    local loss = wrap(world, device)(batch(world, device)) * input
+    loss:backward()
+    assert.is_truthy(input:grad())
+    assert.error_matches(function() changed(batch(world, device)):backward() end, "module 'more' %(EmbeddingBagCollection%) came into")
+  end, { sizes = { 2 } })
+
   worlds.each("to a parameter less trains on", function(world, device)
     peri.ffi.state.device = device
     local model = wrap(world, device)

@@ -50,11 +50,12 @@ function M.retire(from, to)
     .. "make the optimizer of model:dense_parameters(), after the model was wrapped")
 end
 
---- Names of parameters that are not averaged.
-local function new_parameters(model)
+--- Names of parameters that the pass reaches and that are not averaged.
+local function new_parameters(model, reaches)
   local list = {}
   for _, p in ipairs(model:named_parameters()) do
-    if not (model._wrapped[p.tensor] or parameter.own_parts[p.tensor]) then list[#list + 1] = ("'%s'"):format(p.name) end
+    local averaged = model._wrapped[p.tensor] or parameter.own_parts[p.tensor]
+    if not averaged and reaches(p.tensor) then list[#list + 1] = ("'%s'"):format(p.name) end
   end
   return list
 end
@@ -78,16 +79,24 @@ local function some(list)
   return table.concat(list, ", ", 1, math.min(#list, MOST)) .. more
 end
 
---- An error if a backward pass reaches what is in `model` and nobody averages. Asked where a pass reaches such a thing, in the model or
---- not.
-function M.check(model)
+--- Whether a pass is one of this model: it reaches parameters that are averaged.
+local function is_of(model, reaches)
+  for p in pairs(model._wrapped) do -- any order
+    if reaches(p) then return true end
+  end
+  return false
+end
+
+--- An error if a backward pass reaches what is in `model` and nobody averages. Asked where a pass reaches such a thing, in this model or in
+--- another one, or in none.
+function M.check(model, reaches)
   if not model._wrapped or model._home ~= (P.state.world or false) then return end
-  local tables = new_tables(model)
+  local tables = is_of(model, reaches) and new_tables(model) or {}
   if #tables > 0 then
     P.fail(("backward: %s %s came into a DistributedModelParallel after it was wrapped, and each rank would train tables of its own; wrap "
       .. "the model when it is whole"):format(#tables > 1 and "modules" or "module", some(tables)))
   end
-  local names = new_parameters(model)
+  local names = new_parameters(model, reaches)
   if #names == 0 then return end
   P.fail(("backward: %s %s of a DistributedModelParallel came into the model, or began to require a gradient, after it was wrapped: ranks "
     .. "have different numbers, and nobody averages the gradient; make it before, or call model:init_data_parallel() on all ranks after "

@@ -61,18 +61,19 @@ function Hook:__call(t)
   return wrap(out[0])
 end
 
---- Who is asked about a pass that reaches what nobody averages (peri_backward_strays): object -> its function(object), which raises if that
---- is a mistake.
+--- Who is asked about a pass that reaches what nobody averages (peri_backward_strays): object -> its function(object, reaches), which
+--- raises if that is a mistake; reaches(leaf): whether the pass has a gradient for it.
 M.stray_checks = setmetatable({}, { __mode = "k" })
 
-local function check_strays()
-  for object, f in pairs(M.stray_checks) do f(object) end -- any order: the first error ends it
+local function check_strays(p)
+  local function reaches(leaf) return C.peri_backward_reaches(p, ptr(leaf)) end
+  for object, f in pairs(M.stray_checks) do f(object, reaches) end -- any order: the first error ends it
 end
 
 --- Run a new pass, whose tables and gradients nothing has changed so far.
 local function start(p)
   if C.peri_backward_strays(p) then
-    local ok, err = xpcall(check_strays, P.locate)
+    local ok, err = xpcall(check_strays, P.locate, p)
     if not ok then
       C.peri_backward_release(p)
       error(err, 0)

@@ -136,6 +136,8 @@ PERI_API peri_status peri_backward_new(peri_tensor *const *roots, peri_tensor *c
  *  nobody averages: a leaf that is in no reducer and no part of a sharded table, or tables of this process alone that update themselves. A
  *  model over ranks that has got a parameter since its reducer was made has such a leaf; an input that wants a gradient is one, too. */
 PERI_API bool peri_backward_strays(const peri_backward *pass);
+/** Whether the pass hands @leaf a gradient. */
+PERI_API bool peri_backward_reaches(const peri_backward *pass, const peri_tensor *leaf);
 /** Run until the pass is over (PERI_OK) or a node waits for other ranks (PERI_PENDING: call again). Does not block. The recorded
  *  nodes are spent afterwards. PERI_EINVAL if a tensor that an operation needs now was changed in place after it (by peri_tensor_copy,
  *  fill or write, an exchange, an optimizer; what is written through peri_tensor_data is not seen). */
