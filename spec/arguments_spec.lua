@@ -54,6 +54,8 @@ describe("arguments", function()
     refuses("a row of 1 elements beside one of 2", peri.tensor, { { 1, 2 }, { 1 } })
     refuses("entry %[2%]%[1%] is 'x', wanted a number", peri.tensor, { { 1 }, { "x" } })
     refuses("wanted pairs", peri.tensor, { 1, 2, 3 }, "c64")
+    refuses("numbers in lists nested 2 deep, beside lists nested 3 deep", peri.tensor, { { { 1, 2 } }, { 6 } })
+    refuses("numbers in lists nested 3 deep, beside lists nested 2 deep", peri.tensor, { { 6 }, { { 1, 2 } } })
   end)
 
   it("are numbers that fit the dtype", function()
@@ -71,6 +73,21 @@ describe("arguments", function()
     assert.same({ inf, -inf }, peri.tensor({ inf, -inf }, "f32"):to_list())
     local most = peri.tensor({ 0x7fffffffffffffffLL, -0x7fffffffffffffffLL - 1, 7ULL }, "i64"):read()
     assert.is_true(most[0] == 0x7fffffffffffffffLL and most[1] == -0x7fffffffffffffffLL - 1 and most[2] == 7)
+    -- a 64-bit integer is the number that was written: no dtype rounds it without a word
+    local exact = { f64 = { 9007199254740992LL, 0x1000000000000000LL }, f32 = { 16777216LL, 3ULL }, bf16 = { -7LL, 128ULL } }
+    for dtype, good in pairs(exact) do
+      assert.same(peri.util.map(good, function(x) return tonumber(x) end), peri.tensor(good, dtype):to_list())
+    end
+    for dtype, bad in pairs { f64 = { 9007199254740993LL, 0x7fffffffffffffffLL, -1ULL }, f32 = { 16777217LL, -0x7fffffffffffffffLL },
+      f16 = { 16777217LL }, bf16 = { 9007199254740993ULL }, c64 = { 16777217LL } } do
+      for _, x in ipairs(bad) do
+        refuses(("is %s, which %s rounds"):format(tostring(x):gsub("-", "%%-"), dtype), peri.tensor, { { 1, x } }, dtype)
+      end
+    end
+    refuses("JaggedTensor: values: entry %[1%] is 9007199254740993LL, which f32 rounds", peri.JaggedTensor,
+      { values = { 9007199254740993LL }, lengths = { 1 } })
+    refuses("Dropout: p is 9007199254740993LL, wanted a number below 2^53", peri.nn.Dropout, { p = 9007199254740993LL })
+    refuses("decay_exponent is 18446744073709551615ULL, wanted a number", peri.embed.LRU_EvictionPolicy, { decay_exponent = -1ULL })
     assert.same({ 1, 0, 1, 1 }, peri.tensor({ true, false, 0.25, 0 / 0 }, "bool"):to_list())
     refuses("300 does not fit u8", function() return peri.zeros({ 2 }, "u8"):fill(300) end)
     refuses("1.5 does not fit i64", peri.full, { 2 }, 1.5, "i64")
@@ -101,6 +118,7 @@ describe("arguments", function()
     refuses("sum: dim is a table, wanted a dimension", t.sum, t, { 1, 0 })
     refuses("transpose: b is 0", t.transpose, t, 1, 0)
     refuses("slice: d is 0", t.slice, t, 0, 0, 1)
+    refuses("read: tensor u8 %[2147483648%] on cpu is 2147483648 bytes, allowed: 2147483392", t.read, peri.empty({ 2 ^ 31 }, "u8"))
     refuses("cat: dim is 0", peri.nn.functional.cat, { t, t }, 0)
   end)
 

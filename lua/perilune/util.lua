@@ -212,7 +212,8 @@ local function check_type(func, name, value, wanted)
   if wanted == nil or type(value) == (wanted == "lists" and "table" or wanted) then return value end
   if wanted == "number" and is_whole(value) then
     local n = tonumber(value)
-    return math.abs(n) < 2 ^ 53 and n or value
+    if math.abs(n) < 2 ^ 53 then return n end
+    fail(("%s: %s is %s, wanted a number below 2^53"):format(func, name, tostring(value)))
   end
   if wanted == "seed" and (is_whole(value) or type(value) == "number" and value == math.floor(value) and value >= 0 and value < 2 ^ 53) then
     return value

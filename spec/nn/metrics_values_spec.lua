@@ -174,12 +174,20 @@ describe("metrics know logits from probabilities, and labels of classes from oth
       make("MulticlassRecallMetric"):update(peri.tensor({ 1, 2, 3, 4, 5, 6 }, "f32", "cpu", { 3, 2 }), { 1, 2 })
     end, "predictions are tensor f32 %[3, 2%] on cpu, wanted %[samples, 3%]")
     for _, k in ipairs { 0, 0.5 } do assert.error_matches(function() make("NDCGMetric", { k = k }) end, "k is " .. k) end
-    assert.error_matches(function() make("NDCGMetric"):update({ 1, 2 }, { 1, 0 }, nil, { 1, NAN }) end, "sample 1: session nan")
+    assert.error_matches(function() make("NDCGMetric"):update({ 1, 2 }, { 1, 0 }, nil, { 1, NAN }) end, "session of sample 1 is nan")
     local near_ids = peri.tensor({ 9007199254740992LL, 9007199254740993LL }, "i64") -- one double
     local m, apart = make "NDCGMetric", make "NDCGMetric"
     m:update({ 0.2, 0.9 }, { 1, 0 }, nil, near_ids)
     apart:update({ 0.2, 0.9 }, { 1, 0 }, nil, { 1, 2 })
     near(apart:compute(), m:compute(), "sessions")
+    for _, name in ipairs { "NDCGMetric", "GAUCMetric", "RecallSessionMetric", "PrecisionSessionMetric" } do -- two numbers may be one there
+      assert.error_matches(function() make(name):update({ 1, 2 }, { 1, 0 }, nil, { 1, 2 ^ 53 }) end,
+        name .. ": the session of sample 1 is 9007199254740992, wanted a whole number below 2%^53, or a 64%-bit one")
+      local one, same = make(name), make(name)
+      one:update({ 0.2, 0.9, 0.5 }, { 1, 0, 1 }, nil, { 5, 5LL, 5ULL })
+      same:update({ 0.2, 0.9, 0.5 }, { 1, 0, 1 }, nil, { 5, 5, 5 })
+      near(same:compute(), one:compute(), name)
+    end
   end)
 end)
 

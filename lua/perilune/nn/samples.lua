@@ -62,7 +62,7 @@ function M.numbers(func, what, x, n)
   return array
 end
 
---- The sessions of n labels: an array of numbers, each another session (ids of 64 bits too).
+--- The sessions of n labels: an array of numbers, each another session. Ids of sessions are whole numbers of 64 bits: 5 and 5LL are one.
 function M.sessions(session, n, func)
   local known, count, of = {}, 0, ffi.new("double[?]", math.max(n, 1))
   local ids, found = session, Tensor.is(session) and session:numel() or type(session) == "table" and #session
@@ -71,10 +71,9 @@ function M.sessions(session, n, func)
   if found ~= n then P.fail(("%s: %d sessions for %d labels"):format(func, found, n)) end
   for i = 1, n do
     local id = ids[i]
-    if type(id) ~= "number" and type(id) ~= "cdata" or id ~= id then
-      P.fail(("%s: sample %d: session %s, wanted a number"):format(func, i - 1, signature.text(id)))
-    end
-    local key = type(id) == "number" and id or tostring(id)
+    if not signature.is("integer", id) then signature.value(func, ("the session of sample %d"):format(i - 1), id, "integer") end
+    local key = tonumber(id)
+    if key <= -2 ^ 53 or key >= 2 ^ 53 then key = tostring(id) end
     if not known[key] then
       count = count + 1
       known[key] = count

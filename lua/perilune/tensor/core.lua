@@ -3,6 +3,7 @@ local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local signature = require "perilune.signature"
+local lists = require "perilune.tensor.lists"
 local C, check = P.C, P.check
 
 local M = {}
@@ -75,99 +76,10 @@ local host_types = { f64 = "double", f32 = "float", f16 = "uint16_t", bf16 = "ui
   i8 = "int8_t", u8 = "uint8_t", bool = "uint8_t", c64 = "float", c128 = "double" }
 local parts = { c64 = 2, c128 = 2 }
 
--- What a dtype can hold: least and largest number, whether whole ones only, and how messages say it. A finite number beyond `least` and
--- `most` is an error, also for floats, where it would become an infinity; inside they are rounded. A Lua number from 2^53 on may be
--- another whole number that was rounded, so i64 takes those as 64-bit integers only.
-local EXACT = 2 ^ 53 - 1
-local ranges = {
-  i64 = { -EXACT, EXACT, true, "whole numbers -2^53 + 1..2^53 - 1, and 64-bit integers (9007199254740993LL)" },
-  i32 = { -2 ^ 31, 2 ^ 31 - 1, true }, i16 = { -32768, 32767, true },
-  i8 = { -128, 127, true }, u8 = { 0, 255, true }, f16 = { -65519.99, 65519.99, false, "-65504..65504, inf, nan" },
-  f32 = { -0x1.fffffefffffffp127, 0x1.fffffefffffffp127, false, "-3.4028235e38..3.4028235e38, inf, nan" },
-  bf16 = { -0x1.fefffep127, 0x1.fefffep127, false, "-3.3895314e38..3.3895314e38, inf, nan" },
-}
-ranges.c64 = ranges.f32
-
-local integer, unsigned = ffi.typeof "int64_t", ffi.typeof "uint64_t"
-local MOST_SIGNED = 0x7fffffffffffffffULL
-
---- Whether the number x (a Lua number, or a 64-bit whole one) can be an element of this range.
-local function fits(range, x)
-  if type(x) == "cdata" then
-    if range == ranges.i64 then return ffi.istype(integer, x) or x <= MOST_SIGNED end
-    x = tonumber(x)
-  end
-  if range[3] then return x == math.floor(x) and x >= range[1] and x <= range[2] end
-  return x >= range[1] and x <= range[2] or x ~= x or x == math.huge or x == -math.huge
-end
-
---- The place of flat position `at` in nested lists: "[2][1]".
-local function place(at, shape)
-  local text = ""
-  for d = #shape, 1, -1 do
-    text = ("[%d]%s"):format(at % shape[d] + 1, text)
-    at = math.floor(at / shape[d])
-  end
-  return text == "" and "the number" or "entry " .. text
-end
-
---- An error if a list holds more than its length n says: there is a nil in it. Where there is none, nothing comes after entry n.
-local function check_whole(func, data, n)
-  if data[0] ~= nil then P.fail(func .. ": entry [0] of a list, but lists begin at [1]") end
-  if next(data, n > 0 and n or nil) == nil then return end
-  local last = n
-  for key in next, data do
-    if type(key) == "number" and key > last then last = key end
-  end
-  if last > n then P.fail(("%s: entry [%d] is nil, and there is an entry [%s]"):format(func, n + 1, tostring(last))) end
-end
-
---- Fill `shape` with the sizes of nested lists, which must be equally long, and numbers equally deep.
-local function measure(func, data, shape, depth, most)
-  if depth > most then P.fail(("%s: lists nested deeper than %d, or a list inside itself"):format(func, most)) end
-  local n = #data
-  check_whole(func, data, n)
-  shape[depth] = shape[depth] or n
-  if shape[depth] ~= n then P.fail(("%s: a row of %d elements beside one of %d"):format(func, n, shape[depth])) end
-  local nested = type(data[1]) == "table"
-  for i = 1, n do
-    if (type(data[i]) == "table") ~= nested then
-      P.fail(("%s: entry %d of a list is %s, beside entries that are %s"):format(func, i, signature.text(data[i]),
-        nested and "lists" or "numbers"))
-    end
-    if nested then measure(func, data[i], shape, depth + 1, most) end
-  end
-end
-
-local function is_number(x)
-  return type(x) == "number" or type(x) == "cdata" and (ffi.istype(integer, x) or ffi.istype(unsigned, x))
-end
-
-local function flatten(func, data, buffer, at, shape, depth, dtype)
-  if depth < #shape then
-    for i = 1, #data do at = flatten(func, data[i], buffer, at, shape, depth + 1, dtype) end
-    return at
-  end
-  local range, logical = ranges[dtype], dtype == "bool"
-  for i = 1, #data do
-    local x = data[i]
-    if x == true then x = 1 elseif x == false then x = 0 end
-    if not is_number(x) then P.fail(("%s: %s is %s, wanted a number"):format(func, place(at, shape), signature.text(x))) end
-    if logical then x = x ~= 0 and 1 or 0
-    elseif range and not fits(range, x) then
-      P.fail(("%s: %s is %s, which does not fit %s, allowed: %s"):format(func, place(at, shape), signature.text(x), dtype,
-        range[4] or ("whole numbers %d..%d"):format(range[1], range[2])))
-    end
-    buffer[at] = x
-    at = at + 1
-  end
-  return at
-end
-
 local function write_list(func, data, dtype, device, found, shape, n)
   local name = (dtype == "f16" or dtype == "bf16") and "f32" or dtype
   local buffer = ffi.new(host_types[name] .. "[?]", math.max(n, 1))
-  if n > 0 then flatten(func, data, buffer, 0, found, 1, dtype) end
+  if n > 0 then lists.flatten(func, data, buffer, 0, found, 1, dtype) end
   if parts[dtype] and (n > 0 or #found > 1) then found[#found] = nil end
   local t = M.empty(shape or found, name, device)
   check(C.peri_tensor_write(ptr(t), buffer, n * ffi.sizeof(host_types[name])))
@@ -190,7 +102,8 @@ function M._named_tensor(func, data, dtype, device, shape)
   if data == nil then P.fail(func .. ": the data are nil, wanted a number or a list") end
   if type(data) ~= "table" then data, shape = { data }, shape or {} end
   local found = {}
-  measure(func, data, found, 1, MOST_DIMS + (parts[dtype] and 1 or 0))
+  lists.measure(func, data, found, 1, MOST_DIMS + (parts[dtype] and 1 or 0))
+  found.numbers = nil
   local n = 1
   for i = 1, #found do n = n * found[i] end
   if parts[dtype] and n > 0 and found[#found] ~= 2 then
@@ -279,13 +192,19 @@ function methods:is_contiguous() return self:describe().contiguous end
 function methods:is_mapped() return self:describe().mapped end
 function methods:is_leaf() return self:describe().leaf end
 
+local MOST_BYTES = 0x7fffff00 -- of a C array that LuaJIT makes
+
 --- Host memory with all elements in row-major order (waits for them), its element count, and its C element type.
 function methods:read()
   local d = self:describe()
   local name, n = P.dtype_names[d.dtype], tonumber(d.numel)
-  local count = n * (parts[name] or 1)
+  local count, bytes = n * (parts[name] or 1), n * tonumber(C.peri_dtype_size(d.dtype))
+  if bytes > MOST_BYTES then
+    P.fail(("read: %s is %.0f bytes, allowed: %.0f, the largest array of LuaJIT; read slices of it"):format(M._text(self), bytes,
+      MOST_BYTES))
+  end
   local buffer = ffi.new(host_types[name] .. "[?]", math.max(count, 1))
-  check(C.peri_tensor_read(ptr(self), buffer, n * tonumber(C.peri_dtype_size(d.dtype))))
+  check(C.peri_tensor_read(ptr(self), buffer, bytes))
   return buffer, count
 end
 
@@ -303,7 +222,7 @@ end
 --- A number of a tensor's memory as Lua's; whole numbers that Lua's do not hold exactly (from 2^53 on) stay 64-bit integers.
 local function exact(x)
   local y = tonumber(x)
-  if y <= EXACT and y >= -EXACT or type(x) == "number" then return y end
+  if y <= lists.EXACT and y >= -lists.EXACT or type(x) == "number" then return y end
   return x
 end
 
@@ -315,7 +234,7 @@ function methods:item(i)
   end
   check(C.peri_tensor_item(ptr(self), i or 0, number))
   local x = number[0]
-  if (x > EXACT or x < -EXACT) and methods.dtype(self) == "i64" then return methods.read(self)[i or 0] end
+  if (x > lists.EXACT or x < -lists.EXACT) and methods.dtype(self) == "i64" then return methods.read(self)[i or 0] end
   return x
 end
 

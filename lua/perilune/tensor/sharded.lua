@@ -48,6 +48,12 @@ function ShardedTensor:init(args)
   for name, kind in util.ordered { size = "numbers", shards_metadata = "shards_metadata", local_shards = "local_shards" } do
     signature.value("ShardedTensor", name, a[name], kind)
   end
+  for i, m in ipairs(a.shards_metadata) do
+    if #m.shard_offsets ~= #a.size or #m.shard_sizes ~= #a.size then
+      P.fail(("ShardedTensor: shards_metadata[%d] has %d offsets and %d sizes for %d dimensions"):format(i, #m.shard_offsets,
+        #m.shard_sizes, #a.size))
+    end
+  end
   self._size, self._dtype, self._group, self._device = a.size, a.dtype, a.group, a.device
   self._stored, self._mark = a.stored, a.mark or false
   self._shards_metadata, self._local_shards, self._settle = a.shards_metadata, a.local_shards, a.settle or false
