@@ -2,18 +2,21 @@
 local peri = require "perilune"
 local weigh = require "perilune.plan.weigh"
 local partitioners = require "perilune.plan.partitioners"
+local by_table = require("perilune.plan.pack").by_table
 local plan = peri.plan
 
 local GB = 1e9
 
---- A planner for tables of these rows (64 columns), of a machine with so many bytes a rank.
-local function planner_of(rows, ranks, bytes, more)
+--- A planner for tables of these rows (64 columns), of a machine with so many bytes a rank (and of the host's memory, host; 512 GiB).
+local function planner_of(rows, ranks, bytes, more, kernels, host)
   local tables, constraints = {}, {}
   for i, n in ipairs(rows) do
     tables[i] = { name = "t" .. i, num_embeddings = n, embedding_dim = 64 }
-    constraints["t" .. i] = plan.ParameterConstraints { pooling_factors = { 1 + i % 5 }, sharding_types = { "table_wise", "row_wise" } }
+    constraints["t" .. i] = plan.ParameterConstraints { pooling_factors = { 1 + i % 5 }, sharding_types = { "table_wise", "row_wise" },
+      compute_kernels = kernels }
   end
-  local args = { topology = plan.Topology { world_size = ranks, local_world_size = ranks, compute_device = "cuda", hbm_cap = bytes },
+  local args = { topology = plan.Topology { world_size = ranks, local_world_size = ranks, compute_device = "cuda", hbm_cap = bytes,
+      ddr_cap = host },
     sharder = plan.perilune_sharder, constraints = constraints, batch_size = 128,
     storage_reservation = plan.FixedPercentageStorageReservation { percentage = 0 } }
   for key, value in pairs(more or {}) do args[key] = value end
@@ -31,16 +34,18 @@ end
 
 describe("plans under tight memory", function()
   it("are no slower than 1.03 times the best of all plans of small models", function()
-    for case = 1, 4 do
-      local rows = { 4e6, 3e6 + case * 1e5, 2e6, 1e6 }
-      local planner, model = planner_of(rows, 2, (1 + 0.15 * case) * GB)
+    for case = 1, 8 do
+      local mapped = case > 4 -- a rank has no room for a whole one of the first tables, and the host not for all of them
+      local rows = mapped and { 8e6 + case * 4e5, 5e6, 2e6, 1e6 } or { 4e6, 3e6 + case * 1e5, 2e6, 1e6 }
+      local planner, model = planner_of(rows, 2, math.floor((mapped and 0.1 or 1) * GB + 0.15 * case * GB), nil,
+        mapped and { "fused", "fused_uvm", "fused_uvm_caching" } or nil, mapped and 2.2 * GB or nil)
       local search, best = planner:search(model), math.huge
       local of, names = {}, {}
       for _, o in ipairs(search.space) do
         if not of[o.fqn] then of[o.fqn], names[#names + 1] = {}, o.fqn end
         table.insert(of[o.fqn], o)
       end
-      local W, time, used = 2, { 0, 0 }, { 0, 0 }
+      local W, time, used, host = 2, { 0, 0 }, { 0, 0 }, { 0, 0 }
       local function try(i)
         if math.max(time[1], time[2]) >= best then return end
         if i > #names then
@@ -54,7 +59,8 @@ describe("plans under tight memory", function()
               for k, s in ipairs(shards) do
                 local at = o.partition_by == "device" and r or k
                 time[at], used[at] = time[at] + sign * s.perf.total, used[at] + sign * s.storage.hbm
-                fits = fits and used[at] <= planner.topology.hbm_cap
+                host[at] = host[at] + sign * s.storage.ddr
+                fits = fits and used[at] <= planner.topology.hbm_cap and host[at] <= planner.topology.ddr_cap
               end
             end
             put(1)
@@ -66,7 +72,7 @@ describe("plans under tight memory", function()
       try(1)
       assert.is_true(search.least <= best, ("case %d: no plan may be better than %g, and one is %g"):format(case, search.least, best))
       assert.is_true(search.best.rating <= 1.03 * best, ("case %d: %g, best %g"):format(case, search.best.rating, best))
-      assert.is_true(fullest(search, "hbm") <= planner.topology.hbm_cap)
+      assert.is_true(fullest(search, "hbm") <= planner.topology.hbm_cap and fullest(search, "ddr") <= planner.topology.ddr_cap)
     end
   end)
 
@@ -97,17 +103,16 @@ describe("plans under tight memory", function()
 end)
 
 describe("the knapsack", function()
-  it("promises no more than there is, and no plan is faster than its bound", function()
-    local planner, model = planner_of({ 4e6, 3e6, 2e6, 1e6, 7e5, 3e5 }, 2, 1.1 * GB)
+  local function knapsack_of(...)
+    local planner, model = planner_of(...)
     local search = planner:search(model)
-    local tables, at = {}, {}
-    for _, o in ipairs(search.space) do
-      if not at[o.fqn] then tables[#tables + 1] = {} end
-      at[o.fqn] = at[o.fqn] or #tables
-      table.insert(tables[at[o.fqn]], o)
-    end
-    local k = weigh.knapsack(tables)
+    local k = weigh.knapsack(by_table(search.space))
     k:within(search.topology)
+    return k, search
+  end
+
+  it("promises no more than there is, and no plan is faster than its bound", function()
+    local k, search = knapsack_of({ 4e6, 3e6, 2e6, 1e6, 7e5, 3e5 }, 2, 1.1 * GB)
     for _, share in ipairs { 1, 0.8 } do
       local T = k:shortest(share)
       local ms = k:solve(T, share)
@@ -118,6 +123,37 @@ describe("the knapsack", function()
       assert.is_true(ms <= 2 * T * (1 + 1e-6))
     end
     assert.is_true(k:bound() <= math.min(search.best.rating, k:shortest(1)))
+  end)
+
+  it("finds, for tables that only all ranks together have room for, options beside which all others have room", function()
+    local ranks, bytes, host = 4, 2 * GB, 6 * GB
+    local k, search = knapsack_of({ 2e7, 1.8e7, 9e6, 8e6, 7e6, 2e6, 1e6, 5e5 }, ranks, bytes, nil, nil, host)
+    local seen, T = 0, k:shortest(1)
+    assert.is_true(k:bound() <= search.best.rating and T < math.huge)
+    for _, longest in ipairs { T, 1.5 * T } do
+      k:each(longest, 1, function(ms, right)
+        local proposal, wide, all = k:proposal(), { 0, 0, 0 }, 0
+        local function parts(o, kind)
+          local s, cut = o[kind .. "_storage"], kind == "total" and ranks or 1
+          return { o[kind .. "_perf"] / cut, s.hbm / cut, s.ddr / cut }
+        end
+        for _, o in ipairs(proposal) do
+          all = all + o.total_perf
+          for i, x in ipairs(o.num_shards == ranks and parts(o, "total") or {}) do wide[i] = wide[i] + x end
+        end
+        assert.near(all, ms, 1e-9 * all)
+        local fit = true
+        for _, o in ipairs(proposal) do
+          for i, x in ipairs(parts(o, "max")) do
+            local has = ({ longest, bytes, host })[i]
+            fit = fit and x + (o.num_shards == ranks and 0 or wide[i]) <= has * (1 + 1e-9)
+          end
+        end
+        assert.equal(fit, right)
+        seen = seen + (right and 1 or 0)
+      end)
+    end
+    assert.is_true(seen > 2, seen)
   end)
 end)
 

@@ -1,5 +1,6 @@
 -- plan/settle.lua: a search for options and places of tables together (pack.lua), by the prices of memory (weigh.lua): the longest that a
 -- rank works is made shorter, first by filling ranks anew, then by taking some tables out and putting them back otherwise.
+local ffi = require "ffi"
 local util = require "perilune.util"
 local sharding_types = require "perilune.plan.sharding_types"
 local weigh = require "perilune.plan.weigh"
@@ -63,17 +64,24 @@ local function worth_trying(options, topology)
   return kept
 end
 
---- Options of each table from the cheapest, at these prices.
-local function sorted_by_cost(tables, price_hbm, price_ddr)
-  return util.map(tables, function(options)
-    local cost, list = {}, { unpack(options) }
-    for _, o in ipairs(options) do
-      cost[o] = o.total_perf + price_hbm * o.total_storage.hbm + price_ddr * o.total_storage.ddr
+local LAST = 1e15 -- milliseconds: costs more than all that has room
+
+--- Options of each table from the cheapest, by the knapsack's prices, that of memory so many times. What must be cut over all ranks has the
+--- option that the knapsack found; those that have no room beside come last.
+local function sorted_by_cost(knapsack, longest, times)
+  local price_hbm, price_ddr = knapsack.price_hbm * times, knapsack.price_ddr * times
+  return util.map(knapsack.tables, function(options, t)
+    local list, costs, first = {}, {}, knapsack.first[t - 1] - 1
+    for k, o in ipairs(options) do
+      local i, at = first + k, k
+      local cost = knapsack.time[i] + price_hbm * knapsack.hbm[i] + price_ddr * knapsack.ddr[i]
+      if knapsack.forced[t - 1] == i then cost = -1 elseif not knapsack:may(i, longest) then cost = cost + LAST end
+      while at > 1 and (costs[at - 1] > cost or costs[at - 1] == cost and list[at - 1].id > o.id) do
+        list[at], costs[at] = list[at - 1], costs[at - 1]
+        at = at - 1
+      end
+      list[at], costs[at] = o, cost
     end
-    table.sort(list, function(a, b)
-      if cost[a] ~= cost[b] then return cost[a] < cost[b] end
-      return a.id < b.id
-    end)
     return list
   end)
 end
@@ -117,24 +125,38 @@ function Search:filled(order, sorted, limit, way)
   return false
 end
 
---- Fill ranks where none may work longer than a limit, in all ways; goes on with what was found. Returns whether anything was, and whether
---- work may go on.
-function Search:fillings_within(limit)
-  local found = false
-  for _, share in ipairs(SHARES) do
-    if self.knapsack:solve(limit, share) then
-      local sorted = sorted_by_cost(self.tables, self.knapsack.price_hbm, self.knapsack.price_ddr)
-      for _, way in ipairs(pack.ways) do
-        if self.packing.work > (self.best and self.most / 2 or MOST_TO_FIND * self.most) then return found, false end
-        if self:filled(order_of(self.knapsack, limit), sorted, limit, way) then
-          found = true
-          self.packing:relieve(self.packing.work + self.most / 10)
-          self:keep(self.packing:result(), sorted)
-        end
-      end
+--- Fill ranks by what the knapsack says now, where none may work longer than a limit, in all ways; goes on with what was found. Returns
+--- whether anything was, and whether work may go on.
+function Search:fillings_by(limit)
+  local found, sorted = false, sorted_by_cost(self.knapsack, limit, 1)
+  for _, way in ipairs(pack.ways) do
+    if self.packing.work > (self.best and self.most / 2 or MOST_TO_FIND * self.most) then return found, false end
+    local order, size = order_of(self.knapsack, limit)
+    if self:filled(order, sorted, limit, way) then
+      found = true
+      self.packing:relieve(self.packing.work + self.most / 10)
+      self:keep(self.packing:result(), sorted, size)
     end
   end
   return found, true
+end
+
+--- As above, by all that the knapsack finds, with several shares of memory.
+function Search:fillings_within(limit)
+  local knapsack, any, seen, goes_on = self.knapsack, false, {}, true
+  for _, share in ipairs(SHARES) do
+    knapsack:each(limit, share, function()
+      local key = ffi.string(knapsack.pick, ffi.sizeof "int32_t" * knapsack.n)
+      if seen[key] then return false end
+      seen[key] = true
+      local found
+      found, goes_on = self:fillings_by(limit)
+      any = any or found
+      return not goes_on
+    end)
+    if not goes_on then break end
+  end
+  return any, goes_on
 end
 
 --- Fill ranks with limits from the least that can be hoped for on, until one does; then with limits between it and the one before.
@@ -156,9 +178,9 @@ function Search:fillings()
   end
 end
 
---- sorted: the lists of options with which ranks were filled: rounds can begin here.
-function Search:keep(result, sorted)
-  if sorted then self.starts[#self.starts + 1] = { plan = result, sorted = sorted } end
+--- sorted: the lists of options with which ranks were filled, where rounds can begin; size: how hard tables were to place.
+function Search:keep(result, sorted, size)
+  if sorted then self.starts[#self.starts + 1] = { plan = result, sorted = sorted, size = size } end
   if self.best and result.rating >= self.best.rating then return end
   self.best = result
 end
@@ -272,19 +294,16 @@ function Search:again(target, sum, over, longest)
   return sum, over
 end
 
---- Lists of options by several prices of memory; false: none can be found.
-function Search:prices()
-  local knapsack = self.knapsack
-  self.priced = { self.starts[1].sorted }
+--- Lists of options by several prices of memory, beginning with those of a start.
+function Search:prices(start)
+  local knapsack, longest = self.knapsack, self.best.rating
+  self.priced, self.size = { start.sorted }, start.size
   for _, share in ipairs { 1, 0.8 } do
-    if knapsack:solve(self.best.rating, share) then
-      self.size = self.size or select(2, order_of(knapsack, self.best.rating))
-      for _, factor in ipairs { 1, 3 } do
-        self.priced[#self.priced + 1] = sorted_by_cost(self.tables, knapsack.price_hbm * factor, knapsack.price_ddr * factor)
-      end
-    end
+    knapsack:each(longest, share, function()
+      for _, factor in ipairs { 1, 3 } do self.priced[#self.priced + 1] = sorted_by_cost(knapsack, longest, factor) end
+      return true
+    end)
   end
-  return self.size ~= nil
 end
 
 --- Whether all ranks have much of every kind of memory left with this plan.
@@ -328,10 +347,9 @@ function Search:from_starts()
   end
   local loose = self:is_loose(self.best)
   local n = math.min(loose and 1 or STARTS, #list)
-  if not self:prices() then return end
   for i = 1, n do
     local work = self.packing.work
-    self.priced[1] = list[i].sorted
+    self:prices(list[i])
     self:rounds(list[i].plan, loose and IN_VAIN_LOOSE or IN_VAIN, work + (self.most - work) / (n - i + 1))
   end
 end
@@ -360,7 +378,9 @@ function M.search(space, topology, most, start)
   if not self.hoped then return nil, #space end
   self.least = knapsack:bound()
   self:fillings()
-  if start then self:keep(arranged(tables, start), sorted_by_cost(tables, 0, 0)) end
+  if start then
+    self:keep(arranged(tables, start), sorted_by_cost(knapsack, math.huge, 0), select(2, order_of(knapsack, start.rating)))
+  end
   if not self.best then return nil, self.packing.work end
   self:from_starts()
   self.best.least = self.least
