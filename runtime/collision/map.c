@@ -30,6 +30,11 @@ int64_t peri_collision_bucket(int64_t id, int32_t spread, int32_t buckets, int64
     return peri_k_bucket(id, spread, buckets, block_of(buckets, input_hash_size));
 }
 
+int64_t peri_collision_home(int64_t id, int64_t rows)
+{
+    return (int64_t)(peri_k_murmur((uint64_t)id, 0, 0) % (uint64_t)rows);
+}
+
 /* -- what a configuration may say ---------------------------------------------------------------------------------------------------- */
 
 static const char f[] = "peri_collision_new";

@@ -148,7 +148,7 @@ static peri_status bad_row(const char *f, const peri_collision *c, int64_t row, 
 /** How far row @at of a bucket of @usable rows is from the home of @id, round and round. */
 static int64_t reach_of(int64_t id, int64_t at, int64_t usable)
 {
-    const int64_t home = (int64_t)(peri_k_murmur((uint64_t)id, 0, 0) % (uint64_t)usable);
+    const int64_t home = peri_collision_home(id, usable);
     return at >= home ? at - home : at - home + usable;
 }
 

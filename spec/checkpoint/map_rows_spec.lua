@@ -154,13 +154,28 @@ it("a free row between an id and its home stops no look", function()
   end
 end)
 
-it("states in the order of ids load as well", function()
-  local source = trained "mch"
-  local dict = {}
+it("states in the order of ids load as well, a window of rows at a time; a row that is not there is named", function()
+  local Gather = require "perilune.checkpoint.gather"
+  local source, usual, dict = trained "mch", Gather.ROWS, {}
+  finally(function() Gather.ROWS = usual end)
   for name, t in peri.util.ordered(source:state_dict()) do dict[name] = Tensor.is(t) and t or t:gather() end
-  peri.checkpoint.save(folder .. "/sorted", { mc = { state_dict = function() return dict end, load_state_dict = function() end } })
+  local part = { state_dict = function() return dict end, load_state_dict = function() end }
+  peri.checkpoint.save(folder .. "/sorted", { mc = part })
+  for _, rows in ipairs { usual, 1, 10, ROWS / 2 } do
+    Gather.ROWS = rows
+    local target = model "mch"
+    step(target, 500)
+    load(folder .. "/sorted", target)
+    assert.equal(text_of(source), text_of(target))
+  end
+  local mapping = dict["_managed_collision_collection._managed_collision_modules.t._mch_remapped_ids_mapping"]
+  mapping:slice(1, 7, 8):copy(mapping:slice(1, 8, 9))
+  peri.checkpoint.save(folder .. "/no-row", { mc = part })
   local target = model "mch"
   step(target, 500)
-  load(folder .. "/sorted", target)
-  assert.equal(text_of(source), text_of(target))
+  local before = text_of(target)
+  local ok, err = pcall(load, folder .. "/no-row", target)
+  assert.is_false(ok)
+  assert.matches("_mch_remapped_ids_mapping' has no id for row %d+, wanted each of 64 rows once", tostring(err))
+  assert.equal(before, text_of(target))
 end)

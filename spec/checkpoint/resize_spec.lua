@@ -3,7 +3,9 @@
 local peri = require "perilune"
 local sim = require "perilune.dist.sim"
 local shell = require "spec.support.shell"
+local Gather = require "perilune.checkpoint.gather"
 local nn, plan, embed = peri.nn, peri.plan, peri.embed
+Gather.ROWS, Gather.BLOCK = 14, 10 -- so that there are several windows
 
 local folder, clean = shell.temporary()
 teardown(clean)
@@ -146,6 +148,42 @@ describe("a table of raw ids of another size", function()
       end
     end)
   end
+
+  it("hash ids lie as if they had come one after the other, the longest times first, where max_probe is short", function()
+    local function hash(rows, buckets)
+      return peri.HashZchManagedCollisionModule { zch_size = rows, total_num_buckets = buckets, device = "cpu", max_probe = 3,
+        eviction_policy_name = "LRU_EVICTION", eviction_config = { features = { "f" }, single_ttl = 100 } }
+    end
+    local path, model = folder .. "/short", build(nil, { rows = 60, buckets = 3, module = hash })
+    train(model, 1, 30)
+    peri.checkpoint.save(path, { model = model })
+    local all = ids_of(path)
+    for _, size in ipairs { { 30, 2 }, { 40, 4 }, { 60, 1 } } do
+      local order, want = peri.util.keys(all), {}
+      table.sort(order, function(x, y)
+        if all[x].time ~= all[y].time then return all[x].time > all[y].time end
+        return x < y
+      end)
+      local alone = peri.HashZchManagedCollisionModule { zch_size = size[1], total_num_buckets = size[2], device = "cpu", max_probe = 3,
+        on_miss = "drop" } -- never takes a row back
+      for _, id in ipairs(order) do
+        local row = alone(peri.KeyedJaggedTensor { keys = { "f" }, values = { id }, lengths = { 1 } }):values():item(0)
+        if row >= 0 then want[#want + 1] = ("%d in %d"):format(id, row) end
+      end
+      local other = build(nil, { rows = size[1], buckets = size[2], module = hash })
+      peri.checkpoint.load(path, { model = other })
+      peri.checkpoint.save(path .. size[1] .. size[2], { model = other })
+      local got = {}
+      for id, x in peri.util.ordered(ids_of(path .. size[1] .. size[2])) do
+        got[#got + 1] = ("%d in %d"):format(id, x.row)
+        assert.equal(all[id].weight, x.weight)
+      end
+      table.sort(want)
+      table.sort(got)
+      assert.is_true(#want < #order)
+      assert.same(want, got)
+    end
+  end)
 
   it("says how many ids did not fit", function()
     local out = shell.run(("%s run -n 1 %s"):format(shell.perilune, shell.write(folder .. "/says.lua", ([[

@@ -15,33 +15,22 @@ local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local ShardedTensor = require("perilune.tensor.sharded").ShardedTensor
 local StoredTensor = require "perilune.tensor.stored"
-local C, check = P.C, P.check
+local Gather = require "perilune.checkpoint.gather"
+local numbers_in, room_for, numbers_of = Gather.numbers_in, Gather.room_for, Gather.numbers_of
 
 local M = {}
 
-local BLOCK = 65536 -- rows that are compared at once
+local BLOCK = Gather.BLOCK -- rows that are compared at once
 local IDS, MAPPING, SEGMENTS = "_mch_sorted_raw_ids", "_mch_remapped_ids_mapping", "_output_segments_tensor"
 local by_row = util.index_of { IDS, MAPPING, "_mch_counts", "_mch_last_access_iter" }
 local compared = util.index_of { IDS, MAPPING, "_mch_counts", "_mch_last_access_iter", "_hash_zch_identities", "_hash_zch_metadata" }
-local free_of = { [IDS] = 9223372036854775807LL, _hash_zch_identities = -1LL } -- states with ids: the id of a row that is free
-local data_out = ffi.new "void *[1]"
+local INFINITE = 9223372036854775807LL
+local free_of = { [IDS] = INFINITE, _hash_zch_identities = -1LL } -- states with ids: the id of a row that is free
 
 --- The last component of a tensor's name, which says which state of a map it is, and what is before it.
 local function split(name)
   local before, state = name:match "^(.*[./])(_[%w_]+)$"
   return state, before
-end
-
---- The numbers of an i64 tensor in the host's memory, int64_t *, as long as it lives. (Arrays of LuaJIT end at 2 GiB.)
-local function numbers_in(t)
-  check(C.peri_tensor_data(Tensor.ptr(t), data_out))
-  return ffi.cast("int64_t *", data_out[0])
-end
-
---- A new tensor of n numbers (i64), and them.
-local function room_for(n)
-  local t = P.lasting(Tensor.empty, { n }, "i64", "cpu")
-  return t, numbers_in(t)
 end
 
 -- -- sorting --------------------------------------------------------------------------------------------------------------------------
@@ -175,15 +164,6 @@ end
 
 -- -- loading: in the order of ids ---------------------------------------------------------------------------------------------------------
 
---- The numbers of a stored state of rows [first, past) of its table: a tensor of one dimension, and they.
-local function numbers_of(stored, first, past)
-  local size, offset = stored:size(), util.map(stored:size(), function() return 0 end)
-  size[1], offset[1] = past - first, first
-  local t, numbers = room_for(past - first)
-  P.scope(function() stored:read(offset, t:reshape(size)) end)
-  return t, numbers
-end
-
 --- The states of one map of MCH, in whatever order, in the order of ids, which maps take. segments: rows where buckets begin, and the end.
 local function sorted_states(states, segments)
   local orders, kept = {}, { first = 0, past = 0 } -- by bucket: places in the order of ids (of sort); and some buckets of one state
@@ -244,23 +224,58 @@ local function segments_of(stored, rows)
   return list
 end
 
---- Whether the rows of a stored mapping are in order: each is the one after the one before.
-local function in_order(mapping)
-  local rows, before = mapping:size(1), nil
+--- Whether the rows of a stored mapping are in order, each the one after the one before; and the least of them.
+local function order_of(mapping)
+  local rows, sound, least, before = mapping:size(1), true, INFINITE, nil
   for row = 0, rows - 1, BLOCK do
-    local sound = true
-    P.scope(function()
-      local block = numbers_of(mapping, row, math.min(row + BLOCK, rows))
-      local numbers, n = numbers_in(block), block:numel()
-      for k = 0, n - 1 do
-        sound = sound and (before == nil or numbers[k] == before + 1)
-        before = numbers[k]
-      end
-      block:release()
-    end)
-    if not sound then return false end
+    local block, numbers = numbers_of(mapping, row, math.min(row + BLOCK, rows))
+    for k = 0, block:numel() - 1 do
+      sound = sound and (before == nil or numbers[k] == before + 1)
+      before = numbers[k]
+      if before < least then least = before end
+    end
+    block:release()
   end
-  return true
+  return sound, least
+end
+
+--- Put the numbers of a window that lie in rows [row, past) of what is stored, in any order, where the mapping says.
+local function place(w, states, least, row, past)
+  local mapping, rows = numbers_of(states[MAPPING], row, past)
+  local from, n, any = least + w.first, w.past - w.first, false
+  for k = 0, past - row - 1 do
+    rows[k] = rows[k] - from
+    any = any or rows[k] >= 0 and rows[k] < n
+  end
+  for name, stored in util.ordered(any and states or {}) do
+    local t, numbers = numbers_of(stored, row, past)
+    local to = w[name]
+    for k = 0, past - row - 1 do
+      if rows[k] >= 0 and rows[k] < n then to[rows[k]] = numbers[k] end
+    end
+    t:release()
+  end
+  mapping:release()
+end
+
+--- The states of one map of MCH in the order of rows, where they are in another one, such as that of ids. name: the begin of theirs.
+local function gathered_states(states, least, name)
+  local rows, bounds, initial, all = states[MAPPING]:size(1), {}, {}, {}
+  for row = 0, rows - 1, Gather.ROWS do bounds[#bounds + 1] = row end
+  bounds[#bounds + 1] = rows
+  for state in util.ordered(states) do initial[state] = -1 end
+  local gather = Gather(bounds, initial, function(w)
+    for row = 0, rows - 1, BLOCK do place(w, states, least, row, math.min(row + BLOCK, rows)) end
+    for k = 0, w.past - w.first - 1 do
+      if w[MAPPING][k] < 0 then
+        P.fail(("'%s%s' has no id for row %d, wanted each of %d rows once"):format(name, MAPPING, w.first + k, rows))
+      end
+    end
+  end)
+  for state, x in util.ordered(states) do
+    all[state] = gather:stored(state, x:size(), x:dtype(), function() x:verify(0, rows) end)
+  end
+  return all
 end
 
 --- A StoredTensor that is `x`, and says how to have it in the order of rows.
@@ -270,7 +285,7 @@ local function with_rows(x, rows)
 end
 
 --- Bring the maps of MCH of a dict (name -> StoredTensor) into the order of ids, which is sorted when somebody reads it; and say of all
---- maps how to have them in the order of rows, if that is how they are stored.
+--- maps how to have them in the order of rows.
 function M.order_by_id(dict)
   local found = {}
   for key, value in util.ordered(dict) do
@@ -286,11 +301,21 @@ function M.order_by_id(dict)
       if StoredTensor.is(x) and x:size(1) == rows then states[name] = x end
     end
     local segments = segments_of(dict[before .. SEGMENTS], rows)
-    local plain = states[MAPPING] and states[MAPPING]:dtype() == "i64" and in_order(states[MAPPING])
+    local mapped = segments and states[MAPPING] and states[MAPPING]:dtype() == "i64"
+    local plain, least, rows_of = false, 0, {}
+    if mapped then plain, least = order_of(states[MAPPING]) end
+    if mapped then rows_of = plain and states or gathered_states(states, least, before) end
     for name, x in util.ordered(segments and sorted_states(states, segments) or {}) do
-      dict[before .. name] = plain and with_rows(x, states[name]) or x
+      dict[before .. name] = rows_of[name] and with_rows(x, rows_of[name]) or x
     end
   end
+end
+
+--- The states of a map that are in the order of rows (StoredTensors), as order_by_id leaves them. segments (MCH): rows where buckets begin.
+function M.of_rows(states, segments)
+  local sorted, all = segments and sorted_states(states, segments) or states, {}
+  for name, x in util.ordered(states) do all[name] = with_rows(sorted[name], x) end
+  return all
 end
 
 return M

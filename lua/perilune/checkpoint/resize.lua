@@ -10,6 +10,8 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local StoredTensor = require "perilune.tensor.stored"
+local Gather = require "perilune.checkpoint.gather"
+local maps = require "perilune.checkpoint.maps"
 local mc_map = require "perilune.embed.mc_map"
 local policies = require "perilune.embed.mc_policies"
 local C = P.C
@@ -17,18 +19,18 @@ local C = P.C
 local M = {}
 
 local INFINITE = 9223372036854775807LL -- MCH: no id
-local longs, doubles, places = ffi.typeof "int64_t[?]", ffi.typeof "double[?]", ffi.typeof "uint32_t[?]"
+local ids_of = { mch = "_mch_sorted_raw_ids", hash = "_hash_zch_identities" }
+local MAPPING = "_mch_remapped_ids_mapping"
+-- Numbers of a state that an id brings along, and those of a row without one.
+local brought = { _mch_counts = 0, _mch_last_access_iter = 0, _hash_zch_metadata = -1 }
 
-local function cpu_tensor(x) return Tensor.is(x) and x:to(nil, "cpu") or x:tensor "cpu" end
-
---- The i64 numbers of a state as an array, and how many; nil: there is none. (i32 become i64.)
+--- The numbers of a small state, as an array and how many.
 local function array_of(x)
-  if x == nil then return nil end
   local n, copy
   P.scope(function()
     local memory
-    memory, n = cpu_tensor(x):to("i64"):contiguous():read()
-    copy = longs(math.max(n, 1))
+    memory, n = (Tensor.is(x) and x:to(nil, "cpu") or x:tensor "cpu"):to("i64"):contiguous():read()
+    copy = ffi.new("int64_t[?]", math.max(n, 1))
     ffi.copy(copy, memory, 8 * n)
   end)
   return copy, n
@@ -38,7 +40,7 @@ local function size_of(x) return Tensor.is(x) and x:shape() or x:size() end
 
 -- -- which ids ------------------------------------------------------------------------------------------------------------------------
 
---- Scores of MCH ids by the policy, into `scores` (double [n]).
+--- Scores of n MCH ids by the policy, into `scores` (double *).
 local function fill_scores(scores, policy, counts, last, n, now, name)
   local d, kind = policy.decay_exponent, policy.kind
   if kind == C.PERI_EVICT_LFU then for k = 0, n - 1 do scores[k] = tonumber(counts[k]) end
@@ -48,180 +50,222 @@ local function fill_scores(scores, policy, counts, last, n, now, name)
   else
     P.scope(function()
       local function tensor(array) return Tensor.from_memory(ffi.cast("const int64_t *", array), { n }, "i64", "cpu") end
-      local made = policies.scores(policy, tensor(counts), tensor(last), now, name):to("f64", "cpu"):contiguous()
-      ffi.copy(scores, made:read(), 8 * n)
+      ffi.copy(scores, policies.scores(policy, tensor(counts), tensor(last), now, name):contiguous():read(), 8 * n)
     end)
   end
 end
 
---- Sort the first n of `list` (uint32_t) by before(x, y); those that are equal keep their order. Returns the array that has them.
-local function sort(list, n, before)
-  local from, to, width = list, places(math.max(n, 1)), 1
-  while width < n do
-    for low = 0, n - 1, 2 * width do
-      local middle, high = math.min(low + width, n), math.min(low + 2 * width, n)
-      local i, j = low, middle
-      for k = low, high - 1 do
-        if i < middle and (j >= high or not before(from[j], from[i])) then to[k], i = from[i], i + 1
-        else to[k], j = from[j], j + 1 end
+--- Whether an id is rather kept than the one in row `row` of a window.
+local function better(w, score, id, row)
+  if score ~= w.scores[row] then return score > w.scores[row] end
+  return id < w.ids[row]
+end
+
+--- Which ids of a stored map get which rows of another one. A window (gather.lua) is some whole buckets of the new map; it has, by row, the
+--- id (`ids`), its score, the row that it had (`from`; -1: none), and what it brings along. Ids that are read from the checkpoint are
+--- entries: arrays by the same names.
+local Fit = util.class "Fit"
+
+--- stored: states of the checkpoint's map in the order of rows (StoredTensors). segments, old: rows where buckets begin. names: those of
+--- `brought` that the new map has.
+function Fit:init(a)
+  for _, name in ipairs { "kind", "module", "stored", "segments", "old", "name", "now" } do self[name] = a[name] end
+  self.reserved, self.total = self.module:_reserved() > 0, 0
+  local initial, bounds = { ids = self.kind == "mch" and INFINITE or -1LL, scores = 0, from = -1 }, { 0 }
+  initial.heap = self.kind == "mch" and 0 or nil
+  self.names, self.entries = { "ids", "scores", "from" }, {}
+  for name, number in util.ordered(brought) do
+    if a.names[name] then initial[name], self.names[#self.names + 1] = number, name end
+  end
+  self.kept, self.here = {}, {} -- memory of the entries, and the same as int64_t * in the order of names
+  for i, name in ipairs(self.names) do
+    self.kept[i] = ffi.new("int64_t[?]", Gather.BLOCK)
+    self.here[i] = ffi.cast("int64_t *", self.kept[i])
+    self.entries[name] = name == "scores" and ffi.cast("double *", self.kept[i]) or self.here[i]
+  end
+  self.buckets = ffi.new("int32_t[?]", Gather.BLOCK)
+  for b = 2, #self.segments do
+    local past = self.segments[b + 1] -- of the next bucket
+    if not past or past - bounds[#bounds] > Gather.ROWS then bounds[#bounds + 1] = self.segments[b] end
+  end
+  self.gather = Gather(bounds, initial, function(w) self:_fill(w) end)
+end
+
+--- Number k of the entries into row `row` of a window, and what was there into the entries.
+local function swap(self, w, row, k)
+  local all = w.all
+  for i = 1, #all do
+    local there, here = all[i], self.here[i]
+    there[row], here[k] = here[k], there[row]
+  end
+end
+
+--- Let number `at` of a bucket's heap (n rows of the window, the worst id first) sink to its place.
+local function sink(w, heap, at, n)
+  local row = tonumber(heap[at])
+  while 2 * at + 1 < n do
+    local child = 2 * at + 1
+    local least = tonumber(heap[child])
+    if child + 1 < n then
+      local other = tonumber(heap[child + 1])
+      if better(w, w.scores[least], w.ids[least], other) then child, least = child + 1, other end
+    end
+    if better(w, w.scores[least], w.ids[least], row) then break end
+    heap[at], at = least, child
+  end
+  heap[at] = row
+end
+
+--- MCH: ids get the rows of their bucket as they come; when it is full a better one takes the row of the worst.
+local function place_mch(self, w, b, k)
+  local base, n = self.segments[b + 1] - w.first, w.filled[b]
+  local room, heap = self.segments[b + 2] - self.segments[b + 1] - 1, w.heap + base
+  if n < room then
+    swap(self, w, base + n, k)
+    heap[n], w.filled[b] = base + n, n + 1
+    return
+  end
+  if room == 0 then return end
+  for at = w.full[b] and -1 or math.floor(room / 2) - 1, 0, -1 do sink(w, heap, at, room) end
+  w.full[b] = true
+  local worst, e = tonumber(heap[0]), self.entries
+  if better(w, e.scores[k], e.ids[k], worst) then
+    swap(self, w, worst, k)
+    sink(w, heap, 0, room)
+  end
+end
+
+--- Hash: an id takes the first row from its home on that is free or has a worse id, which goes on from there. So all lie as if the best had
+--- come first.
+local function place_hash(self, w, b, k)
+  local base, usable = self.segments[b + 1] - w.first, self.segments[b + 2] - self.segments[b + 1] - (self.reserved and 1 or 0)
+  local most, e, reach = math.min(self.module.max_probe, usable), self.entries, 0
+  local home = usable > 0 and C.peri_collision_home(e.ids[k], usable)
+  while reach < most do
+    local row = base + tonumber((home + reach) % usable)
+    local free = w.ids[row] == -1
+    if free or better(w, e.scores[k], e.ids[k], row) then
+      swap(self, w, row, k)
+      if free then
+        w.filled[b] = w.filled[b] + 1
+        return
+      end
+      home = C.peri_collision_home(e.ids[k], usable)
+      reach = tonumber((row - base - home + usable) % usable)
+    end
+    reach = reach + 1
+  end
+end
+
+--- The ids of rows [row, past) of the checkpoint that belong to a window's buckets become entries. Returns how many.
+function Fit:_pick(w, row, past)
+  local module, e, n, all = self.module, self.entries, 0, 0
+  local kind, buckets, free = mc_map.spreads[module.spread], #self.segments - 1, self.kind == "mch" and INFINITE or -1LL
+  local t, ids = Gather.numbers_of(self.stored[ids_of[self.kind]], row, past)
+  for k = 0, past - row - 1 do
+    if ids[k] ~= free then
+      all = all + 1
+      local b = tonumber(C.peri_collision_bucket(ids[k], kind, buckets, module.input_hash_size))
+      if w.filled[b] then
+        e.ids[n], e.from[n], self.buckets[n] = ids[k], row + k, b
+        n = n + 1
       end
     end
-    from, to, width = to, from, 2 * width
   end
-  return from
-end
-
---- What the checkpoint's map knows, as arrays by entry: n =, ids =, at = place in the states, to = the new row, -1 where there is none;
---- rows = those of the whole table by place (nil: the places are the rows); order = the entries, best first.
-local function entries_of(kind, module, states, name, now)
-  local ids, all = array_of(states[kind == "mch" and "_mch_sorted_raw_ids" or "_hash_zch_identities"])
-  local free, n = kind == "mch" and INFINITE or -1LL, 0
-  local e = { ids = longs(math.max(all, 1)), at = places(math.max(all, 1)), to = longs(math.max(all, 1)) }
-  local scores = doubles(math.max(all, 1))
-  if kind == "mch" then
-    fill_scores(scores, module.eviction_policy, array_of(states._mch_counts), array_of(states._mch_last_access_iter), all, now, name)
-  else
-    local times = array_of(states._hash_zch_metadata)
-    for k = 0, all - 1 do scores[k] = times and tonumber(times[k]) or -k end
-  end
-  for k = 0, all - 1 do
-    if ids[k] ~= free then
-      e.ids[n], e.at[n], e.to[n], scores[n] = ids[k], k, -1, scores[k]
-      n = n + 1
+  t:release()
+  for i = 4, n > 0 and #self.names or 0 do -- behind ids, scores and rows
+    local stored, to = self.stored[self.names[i]], e[self.names[i]]
+    if stored then
+      local block, numbers = Gather.numbers_of(stored, row, past)
+      for k = 0, n - 1 do to[k] = numbers[e.from[k] - row] end
+      block:release()
+    else
+      for k = 0, n - 1 do to[k] = brought[self.names[i]] end
     end
   end
-  e.n, e.rows = n, kind == "mch" and array_of(states._mch_remapped_ids_mapping) or nil
-  local order = places(math.max(n, 1))
-  for k = 0, n - 1 do order[k] = k end
-  e.order = sort(order, n, function(x, y)
-    if scores[x] ~= scores[y] then return scores[x] > scores[y] end
-    return e.ids[x] < e.ids[y]
+  return n, all
+end
+
+function Fit:_score(n)
+  local e, times = self.entries, self.stored._hash_zch_metadata
+  if self.kind == "mch" then
+    return fill_scores(e.scores, self.module.eviction_policy, e._mch_counts, e._mch_last_access_iter, n, self.now, self.name)
+  end
+  for k = 0, n - 1 do e.scores[k] = times and tonumber(e._hash_zch_metadata[k]) or -tonumber(e.from[k]) end
+end
+
+function Fit:_fill(w)
+  local place, rows, buckets = self.kind == "mch" and place_mch or place_hash, self.old[#self.old], #self.segments - 1
+  w.all = util.map(self.names, function(name) return w[name] end)
+  w.scores, w.filled, w.full, self.total = ffi.cast("double *", w.scores), {}, {}, 0
+  for b = 0, buckets - 1 do
+    if w.first <= self.segments[b + 1] and self.segments[b + 1] < w.past then w.filled[b] = 0 end
+  end
+  for row = 0, rows - 1, Gather.BLOCK do
+    local n, all = self:_pick(w, row, math.min(row + Gather.BLOCK, rows))
+    self.total = self.total + all
+    if n > 0 then self:_score(n) end
+    for k = 0, n - 1 do place(self, w, self.buckets[k], k) end
+  end
+  for b in util.ordered(self.reserved and w.filled or {}) do -- the last row of each bucket is shared by ids without a row
+    local twin = math.floor(b * (#self.old - 1) / buckets)
+    w.from[self.segments[b + 2] - 1 - w.first] = self.old[twin + 2] - 1
+  end
+end
+
+--- How many ids are in it. All windows are looked at.
+function Fit:count()
+  local n = 0
+  self.gather:each(function(w)
+    for _, filled in util.ordered(w.filled) do n = n + filled end
   end)
-  return e
-end
-
---- Give rows to entries, best first. Returns how many got none.
-local function place_mch(module, segments, e)
-  local buckets, n = #segments - 1, 0
-  local taken, filled = places(math.max(e.n, 1)), {}
-  for b = 1, buckets do filled[b] = 0 end
-  for i = 0, e.n - 1 do
-    local k = e.order[i]
-    local b = tonumber(C.peri_collision_bucket(e.ids[k], mc_map.spreads[module.spread], buckets, module.input_hash_size)) + 1
-    local room = b >= 1 and segments[b + 1] - segments[b] - 1 or 0
-    if b >= 1 and filled[b] < room then
-      filled[b], e.to[k], taken[n], n = filled[b] + 1, b, k, n + 1
-    end
-  end
-  taken = sort(taken, n, function(x, y)
-    if e.to[x] ~= e.to[y] then return e.to[x] < e.to[y] end
-    return e.ids[x] < e.ids[y]
-  end)
-  local bucket, at = 0, 0
-  for i = 0, n - 1 do -- in the order of ids within their bucket
-    local k = taken[i]
-    local b = tonumber(e.to[k])
-    at, bucket = b == bucket and at + 1 or 0, b
-    e.to[k] = segments[b] + at
-  end
-  return e.n - n
-end
-
-local function place_hash(module, segments, e)
-  local description, n = { name = module:_title(), rows = module.zch_size, buckets = #segments - 1, segments = segments,
-    spread = module.spread, input_hash_size = module.input_hash_size, on_miss = module.on_miss == "row" and "row" or "drop",
-    device = "cpu" }, 0
-  module:_describe_map(description, {})
-  description.evict, description.ttl, description.read_only, description.n_features = C.PERI_EVICT_NONE, nil, nil, 0
-  local map, by_id = mc_map.new(description), places(math.max(e.n, 1))
-  for i = 0, e.n - 1 do
-    local id = e.ids[e.order[i]]
-    P.scope(function() map:remap({ Tensor.tensor({ id }, "i64", "cpu") }, true) end)
-    by_id[i] = i
-  end
-  by_id = sort(by_id, e.n, function(x, y) return e.ids[x] < e.ids[y] end)
-  local index = util.index_of(map:state_names())
-  local ids, rows = array_of(map:state(index._hash_zch_identities))
-  for row = 0, rows - 1 do
-    local low, high = 0, e.n
-    while low < high do
-      local middle = math.floor((low + high) / 2)
-      if e.ids[by_id[middle]] < ids[row] then low = middle + 1 else high = middle end
-    end
-    if ids[row] ~= -1 and low < e.n and e.ids[by_id[low]] == ids[row] then e.to[by_id[low]], n = row, n + 1 end
-  end
-  map:release()
-  return e.n - n
+  return n
 end
 
 -- -- what is loaded --------------------------------------------------------------------------------------------------------------------
 
--- Numbers of a state that an entry brings along.
-local brought = util.index_of { "_mch_counts", "_mch_last_access_iter", "_hash_zch_metadata" }
-
---- The states of the new map, by name: those of one that knows nothing, with the entries that have a row.
-local function new_states(module, states, e)
-  local map, result = module:_new_map { device = "cpu" }, {}
-  for name, i in util.ordered(util.index_of(map:state_names())) do
-    local shape, dtype, numbers
-    P.scope(function()
-      local t = map:state(i)
-      shape, dtype, numbers = t:shape(), t:dtype(), array_of(t)
-    end)
-    local old, n = brought[name] and states[name] and array_of(states[name]), 1
-    for k = 0, e.n - 1 do
-      local to = e.to[k]
-      if to >= 0 then
-        if name == "_mch_sorted_raw_ids" or name == "_hash_zch_identities" then numbers[to] = e.ids[k]
-        elseif name == "_mch_remapped_ids_mapping" then numbers[to] = to
-        elseif old then numbers[to] = old[e.at[k]] end
-      end
+--- The states of the new map by name. fresh: a map of some of its buckets.
+local function new_states(fit, fresh, states)
+  local result, by_row, rows = {}, {}, fit.segments[#fit.segments]
+  for name, i in util.ordered(util.index_of(fresh:state_names())) do
+    if not mc_map._is_by_row(name) then result[name] = P.lasting(fresh.state, fresh, i)
+    else
+      local size, dtype = fresh:_describe(i)
+      local old = fit.stored[name]
+      size[1] = rows
+      by_row[name] = name == MAPPING and StoredTensor { size = size, dtype = "i64", read = function(region, tensor)
+        local first = region.offset[1]
+        P.scope(function() tensor:copy(Tensor.arange(first, first + region.size[1], 1, "i64", "cpu"):reshape(region.size)) end)
+      end } or fit.gather:stored(brought[name] and name or "ids", size, dtype, function()
+        if old then old:verify(0, old:size(1)) end
+      end)
     end
-    for _, size in ipairs(shape) do n = n * size end
-    result[name] = P.lasting(function()
-      return Tensor.from_memory(ffi.cast("const int64_t *", numbers), { n }, "i64", "cpu"):reshape(shape):to(dtype)
-    end)
   end
+  for name, x in util.ordered(maps.of_rows(by_row, fit.kind == "mch" and fit.segments or nil)) do result[name] = x end
   if states._current_iter_tensor then result._current_iter_tensor = states._current_iter_tensor end
-  map:release()
   return result
 end
 
---- from[new row] = old row, or -1.
-local function rows_from(module, e, segments, old_segments)
-  local from = longs(math.max(module.zch_size, 1))
-  for row = 0, module.zch_size - 1 do from[row] = -1 end
-  for k = 0, e.n - 1 do
-    if e.to[k] >= 0 then from[e.to[k]] = e.rows and e.rows[e.at[k]] or e.at[k] end
-  end
-  if module:_reserved() > 0 then -- the last row of each bucket is shared by ids without a row
-    local buckets, before = #segments - 1, #old_segments - 1
-    for b = 0, buckets - 1 do
-      local twin = math.floor(b * before / buckets)
-      from[segments[b + 2] - 1] = old_segments[twin + 2] - 1
-    end
-  end
-  return from
-end
-
---- A stored tensor of rows with other rows: row i is row from[i] of `stored`, zeros if that is -1.
-local function moved(stored, from, rows)
+--- A stored tensor of rows with other rows: each is that of `stored` which its id had, and zeros where no id had one.
+local function moved(stored, fit)
   local size = size_of(stored)
-  size[1] = rows
+  size[1] = fit.segments[#fit.segments]
   return StoredTensor { size = size, dtype = stored:dtype(), read = function(region, tensor)
     local n, r = region.size[1], 0
     while r < n do
-      local first, past = from[region.offset[1] + r], r + 1
-      while past < n and from[region.offset[1] + past] == (first < 0 and first or first + (past - r)) do past = past + 1 end
-      local target = tensor:slice(1, r, past)
+      local w = fit.gather:window(region.offset[1] + r)
+      local from = w.from + (region.offset[1] + r - w.first)
+      local first, last, count = tonumber(from[0]), math.min(n - r, w.past - region.offset[1] - r), 1
+      while count < last and from[count] == (first < 0 and -1 or first + count) do count = count + 1 end
+      local target = tensor:slice(1, r, r + count)
       if first < 0 then target:fill(0)
-      elseif Tensor.is(stored) then target:copy(stored:slice(1, tonumber(first), tonumber(first) + past - r))
+      elseif Tensor.is(stored) then target:copy(stored:slice(1, first, first + count))
       else
         local offset = util.copy(region.offset)
-        offset[1] = tonumber(first)
+        offset[1] = first
         stored:read(offset, target, region.columns)
       end
-      r = past
+      r = r + count
     end
   end }
 end
@@ -246,6 +290,26 @@ local function segments_of(states)
   return list
 end
 
+--- The fit of a table whose map, `states`, was one of other rows; nil: it was of these, or of another kind, which is an error of its own.
+--- The second value is a map of its first bucket.
+local function fit_of(module, segments, states, name)
+  local kind = states[ids_of.mch] and "mch" or states[ids_of.hash] and "hash"
+  if not module or not kind or (kind == "hash") ~= (module.max_probe ~= nil) or not states._output_segments_tensor then return nil end
+  local old, stored = segments_of(states), {}
+  if table.concat(old, " ") == table.concat(segments, " ") then return nil end
+  local fresh = module:_new_map { device = "cpu", first_bucket = 0, n_buckets = 1 }
+  local names = util.index_of(fresh:state_names())
+  for state in util.ordered(names) do
+    local x = states[state]
+    if mc_map._is_by_row(state) then
+      stored[state] = StoredTensor.is(x) and x:size(1) == old[#old] and x:by_row() or nil
+      if not stored[state] and (kind == "mch" or x) then return nil end
+    end
+  end
+  return Fit { kind = kind, module = module, stored = stored, segments = segments, old = old, name = name, names = names,
+    now = states._current_iter_tensor and tonumber((array_of(states._current_iter_tensor))[0]) or 0 }, fresh
+end
+
 --- One table: change the entries of the dicts of all parts. Returns what is to be said; nil: sizes and buckets are the same.
 local function resize(dicts, dict, path, name, collection)
   local prefix, states = ("%s._managed_collision_modules.%s."):format(path, name), {}
@@ -253,41 +317,30 @@ local function resize(dicts, dict, path, name, collection)
     if type(key) == "string" and key:sub(1, #prefix) == prefix then states[key:sub(#prefix + 1)] = value end
   end
   local module, segments = module_of(collection, name)
-  local kind = states._mch_sorted_raw_ids and "mch" or states._hash_zch_identities and "hash"
-  if module and kind and (kind == "hash") ~= (module.max_probe ~= nil) then return nil end -- other states: an error of its own
-  if not module or not kind or not states._output_segments_tensor then return nil end
-  local old_segments = segments_of(states)
-  if table.concat(old_segments, " ") == table.concat(segments, " ") then return nil end
-  local now = states._current_iter_tensor and tonumber((array_of(states._current_iter_tensor))[0]) or 0
-  local list = entries_of(kind, module, states, name, now)
-  local left = (kind == "mch" and place_mch or place_hash)(module, segments, list)
-  for state, tensor in util.ordered(new_states(module, states, list)) do dict[prefix .. state] = tensor end
-  local before, from = old_segments[#old_segments], rows_from(module, list, segments, old_segments)
+  local fit, fresh = fit_of(module, segments, states, name)
+  if not fit then return nil end
+  local before, after, kept = fit.old[#fit.old], module.zch_size, fit:count()
+  for state, tensor in util.ordered(new_states(fit, fresh, states)) do dict[prefix .. state] = tensor end
+  fresh:release()
   local parameter = "%." .. name:gsub("%p", "%%%0") .. "%.weight$"
   local root = path:match "^(.*)_managed_collision_collection$" or ""
   local function is_table(key)
     return type(key) == "string" and key:sub(1, #root) == root and key:sub(#root + 1):find "^_embedding_module" and key:find(parameter)
   end
-  local function replace(map)
-    for key, value in util.ordered(map) do
-      local is = Tensor.is(value) or StoredTensor.is(value)
-      if is and size_of(value)[1] == before then map[key] = moved(value, from, module.zch_size) end
-    end
+  local function replace(map, key)
+    local x = map[key]
+    if (Tensor.is(x) or StoredTensor.is(x)) and size_of(x)[1] == before then map[key] = moved(x, fit) end
   end
   for _, d in util.ordered(dicts) do
-    for key, value in util.ordered(d.dict) do
-      if is_table(key) then
-        local one = { value }
-        replace(one)
-        d.dict[key] = one[1]
-      end
+    for key in util.ordered(d.dict) do
+      if is_table(key) then replace(d.dict, key) end
     end
     for key, value in util.ordered(type(d.dict.state) == "table" and d.dict.state or {}) do
-      if is_table(key) and type(value) == "table" then replace(value) end
+      for state in util.ordered(is_table(key) and type(value) == "table" and value or {}) do replace(value, state) end
     end
   end
-  return ("table '%s' had %d rows and has %d: %d of %d ids are in it%s"):format(name, before, module.zch_size, list.n - left, list.n,
-    left > 0 and (", %d did not fit and are left out (docs/checkpoints.md)"):format(left) or "")
+  return ("table '%s' had %d rows and has %d: %d of %d ids are in it%s"):format(name, before, after, kept, fit.total,
+    kept < fit.total and (", %d did not fit and are left out (docs/checkpoints.md)"):format(fit.total - kept) or "")
 end
 
 --- Fit the tables of raw ids of the models among `parts` to the sizes that they have here. Returns a list of what is to be said. Local.

@@ -242,6 +242,20 @@ function methods:load_rows(iteration, each)
   check(C.peri_collision_rows_end(ptr(self), iteration))
 end
 
+--- Shape, dtype and device of part i (from 1) of its state, of whose rows none is copied.
+function methods:_describe(i)
+  local name = ffi.string(C.peri_collision_state_name(ptr(self), i - 1))
+  if not members[name] then
+    return P.scope(function()
+      local t = methods.state(self, i)
+      return t:shape(), t:dtype(), t:device()
+    end)
+  end
+  local rows = tonumber(C.peri_collision_rows(ptr(self)))
+  local _, _, device = methods._describe(self, util.index_of(methods.state_names(self))._output_segments_tensor)
+  return name:find "^_hash" and { rows, 1 } or { rows }, M._dtype_of(name), device
+end
+
 local start_out = ffi.new "int64_t[1]"
 --- What was seen since the last eviction (MCH): the step before the window's first, and i64 [ids, 3]: id, times, the last step.
 function methods:window()

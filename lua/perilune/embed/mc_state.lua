@@ -227,11 +227,7 @@ end
 function State:entries()
   local list = {}
   for i, name in ipairs(self._map:state_names()) do
-    local size, dtype, device
-    P.scope(function() -- a state has all its rows: none stays here
-      local now = self._map:state(i)
-      size, dtype, device = now:shape(), now:dtype(), now:device()
-    end)
+    local size, dtype, device = self._map:_describe(i)
     local metadata = { shard_offsets = util.map(size, function() return 0 end), shard_sizes = size, placement = "rank:0" }
     list[i] = { name = name, tensor = sharded.ShardedTensor { size = size, dtype = dtype, shards_metadata = { metadata },
       device = device, local_shards = { { metadata = metadata,

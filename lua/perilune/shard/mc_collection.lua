@@ -283,13 +283,9 @@ local function states_of(x)
   if not x.states then
     local map = x.piece and x.piece.map or P.lasting(x.module._new_map, x.module, { first_bucket = 0, n_buckets = 1,
       device = "cpu", features = x.config.feature_names })
-    x.states = P.lasting(function()
-      local list = {}
-      for i, name in ipairs(map:state_names()) do
-        local t = map:state(i)
-        list[i] = { name = name, dtype = t:dtype(), shape = t:shape() }
-      end
-      return list
+    x.states = util.map(map:state_names(), function(name, i)
+      local shape, dtype = map:_describe(i)
+      return { name = name, dtype = dtype, shape = shape }
     end)
   end
   return x.states

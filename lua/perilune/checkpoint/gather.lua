@@ -1,0 +1,88 @@
+-- gather.lua: numbers of the rows of a map of raw ids that a checkpoint has in another order, or for other rows: they are put together for
+-- some rows at a time (a window), by reading all that is stored once for each window. So a map of any size takes the memory of one window.
+local ffi = require "ffi"
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local Tensor = require "perilune.tensor"
+local StoredTensor = require "perilune.tensor.stored"
+local C, check = P.C, P.check
+
+local Gather = util.class "Gather"
+
+Gather.ROWS = 2 ^ 19   -- of a window, at most, where it can be so: each takes up to 48 bytes
+Gather.BLOCK = 65536   -- rows of what is stored that are read at once
+local data_out = ffi.new "void *[1]"
+
+--- The numbers of an i64 tensor in the host's memory, int64_t *, as long as it lives. (Arrays of LuaJIT end at 2 GiB.)
+local function numbers_in(t)
+  check(C.peri_tensor_data(Tensor.ptr(t), data_out))
+  return ffi.cast("int64_t *", data_out[0])
+end
+
+--- A new tensor of n numbers (i64), and them.
+local function room_for(n)
+  local t = P.lasting(Tensor.empty, { n }, "i64", "cpu")
+  return t, numbers_in(t)
+end
+
+--- The numbers of a stored state of rows [first, past) of its table: a tensor of one dimension, and they.
+local function numbers_of(stored, first, past)
+  local size, offset = stored:size(), util.map(stored:size(), function() return 0 end)
+  size[1], offset[1] = past - first, first
+  local t, numbers = room_for(past - first)
+  P.scope(function() stored:read(offset, t:reshape(size)) end)
+  return t, numbers
+end
+
+Gather.numbers_in, Gather.room_for, Gather.numbers_of = numbers_in, room_for, numbers_of
+
+--- bounds: ascending rows, where windows begin and where the last one ends. initial: name -> the number of a row that `fill` says nothing
+--- of. fill = function(window), which has the arrays by these names (int64_t *, number i is of row first + i), first and past.
+function Gather:init(bounds, initial, fill)
+  self._bounds, self._initial, self._fill, self._window, self._kept = bounds, initial, fill, false, {}
+end
+
+local function release(self)
+  for _, t in ipairs(self._kept) do t:release() end
+  self._kept, self._window = {}, false
+end
+
+--- The window that has row `row`; it lasts until another one is asked for.
+function Gather:window(row)
+  local w = self._window
+  if w and w.first <= row and row < w.past then return w end
+  release(self)
+  local i = 1
+  while self._bounds[i + 1] <= row do i = i + 1 end
+  w = { first = self._bounds[i], past = self._bounds[i + 1] }
+  for name, number in util.ordered(self._initial) do
+    self._kept[#self._kept + 1], w[name] = room_for(w.past - w.first)
+    for k = 0, w.past - w.first - 1 do w[name][k] = number end
+  end
+  self._fill(w)
+  self._window = w
+  return w
+end
+
+--- Call f(window) for all windows, one after the other.
+function Gather:each(f)
+  for i = 1, #self._bounds - 1 do f(self:window(self._bounds[i])) end
+end
+
+--- A StoredTensor of one number a row, of size `size`: those by that name. verify (or nil) = function(), called before they are loaded.
+function Gather:stored(name, size, dtype, verify)
+  return StoredTensor { size = size, dtype = dtype, verify = verify, read = function(region, tensor)
+    local first, n, at = region.offset[1], region.size[1], 0
+    local flat = tensor:reshape(-1)
+    while at < n do
+      local w = self:window(first + at)
+      local count = math.min(w.past - first, n) - at
+      P.scope(function()
+        flat:slice(1, at, at + count):copy(Tensor.from_memory(w[name] + (first + at - w.first), { count }, "i64", "cpu"))
+      end)
+      at = at + count
+    end
+  end }
+end
+
+return Gather
