@@ -245,6 +245,8 @@ describe("a model file", function()
   end)
 
   it("is not published if it loses too much", function()
+    assert.error_matches(function() export(dlrm {}, { tables = { t_a = "int8", t_z = "int8" } }) end,
+      "export: tables names 't_z', which is no table of the model; those are: 't_a'", 1, true)
     local ok, why = pcall(export, dlrm {}, { tables = "int4", allowed_difference = 1e-9 })
     assert.is_false(ok)
     assert.matches("the file would answer otherwise than the model", tostring(why))

@@ -173,6 +173,19 @@ local function number_of(list, key, make)
   return list[key]
 end
 
+--- Refuse dtypes for tables that the file does not have, such as a misspelt one: the table that was meant would stay as it is.
+local function check_names(func, wanted, tables)
+  if type(wanted) ~= "table" then return end
+  local names = {}
+  for i, t in ipairs(tables) do names[i], names[t.name] = ("'%s'"):format(t.name), true end
+  for name in util.ordered(wanted) do
+    if name ~= "default" and not names[name] then
+      P.fail(("%s: tables names '%s', which is no table of the model; those are: %s"):format(func, tostring(name),
+        #names > 0 and table.concat(names, ", ") or "none"))
+    end
+  end
+end
+
 --- The tables of items that operations search, behind those of collections. names: of the model's state (file.Writer).
 function M.items(func, a, kept, tables, names)
   for _, o in ipairs(kept) do
@@ -190,6 +203,7 @@ function M.items(func, a, kept, tables, names)
       end)
     end
   end
+  check_names(func, a.tables, tables)
 end
 
 --- Inputs as they are found, each once by its name.

@@ -35,8 +35,7 @@ peri.nn = {}
 ---@param model peri.nn.Module The model, sharded or not.
 ---@param path string Where the file will be.
 ---@param options? table Named options, of which [model_file.md](../model_file.md) has a table; `batches` is required (default: none).
----@return table report On rank 0: `{ samples =, numbers =, differ =, difference =, model = { auc =, ne = }, file = likewise }`; printed, in
----words.
+---@return table report On rank 0: `{ samples =, numbers =, differ =, difference =, model = { auc =, ne = }, file = likewise }`.
 function peri.export.save(model, path, options) end
 
 ---Open a model file. What it has are `describe()`, `inputs()`, `outputs()`, `tables()`, `verify()`, `check_unchanged()` and
