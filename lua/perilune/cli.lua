@@ -136,11 +136,12 @@ local function add_export(parser)
   command:argument("checkpoint", "A checkpoint that is loaded into the model first."):args "?"
   command:option("--model", "The Lua file that makes the model."):argname "SCRIPT"
   command:option("-o --output", "The model file."):argname "FILE"
-  command:option("--tables", "How tables are stored: f32, f16, bf16, int8, int4, fp8, or NAME=DTYPE,...,default=DTYPE."):argname "DTYPE"
+  command:option("--tables", "How tables are stored: f32, f16, bf16, int8, int8_half, int4, int2, fp8, or NAME=DTYPE,...,default=DTYPE.")
+    :argname "DTYPE"
   command:option("--size", "The file has at most so many bytes: dtypes of tables are chosen for it, those that change answers least, and "
     .. "printed; 2G, 512M."):argname "BYTES"
-  command:option("--dense", "How the matrices of linear layers are stored: f32 (default), bf16: half as large, and faster where a batch is "
-    .. "small."):argname("DTYPE"):choices { "f32", "bf16", "int8" }
+  command:option("--dense", "How the matrices of linear layers are stored: f32 (default); bf16: half as large, and faster where a batch is "
+    .. "small; int8: a quarter."):argname("DTYPE"):choices { "f32", "bf16", "int8" }
   command:option("--verify", "Compare a model file with its checksums, and print what it takes and gives."):argname "FILE"
 end
 

@@ -4,6 +4,7 @@ local groups = dofile "tests/parity/groups.lua"
 local here, elsewhere, missing, never = groups.here, groups.elsewhere, groups.missing, groups.never
 
 local metrics, ranks = "spec/nn/metrics_spec.lua", "spec/nn/metrics_ranks_spec.lua"
+local sessions = "spec/nn/session_metrics_spec.lua"
 local pools = "object pools: tensors, or KeyedJaggedTensors, held by id over ranks and overwritten row by row"
 local virtual = "virtual tables (ZCH in a key-value store): which rows are evicted"
 local towers = "towers: a part of the dense model that runs where its tables are"
@@ -154,7 +155,7 @@ return {
   { "torchrec.metrics.cpu_offloaded_metric_module", missing(offloading, "*") },
   metric("ctr", "CTRMetric"),
   { "torchrec.metrics.deferrable_metrics", missing(offloading, "*") },
-  none("gauc", "AUC of each session or group, averaged"), none("hindsight_target_pr",
+  metric("gauc", "GAUCMetric", sessions), none("hindsight_target_pr",
   "precision and recall at the threshold that would have met a target"),
   metric("mae", "MAEMetric"),
   { "torchrec.metrics.metric_job_types", missing(offloading, "*") },
@@ -174,14 +175,14 @@ return {
   none("ne_with_recalibration", "NE corrected for negative samples that were left out"), metric("nmse", "NMSEMetric"),
   { "torchrec.metrics.noop_metric_module", never("a module of metrics that does nothing", "*") },
   none("num_missing_labels", "a count"), none("num_positive_samples", "a count"), none("output", "numbers of the model, passed on"),
-  metric("precision", "PrecisionMetric"), none("precision_session", "precision within sessions"), metric("rauc", "RAUCMetric", ranks,
-  "compute_rauc_per_group"),
+  metric("precision", "PrecisionMetric"), metric("precision_session", "PrecisionSessionMetric", sessions),
+  metric("rauc", "RAUCMetric", ranks, "compute_rauc_per_group"),
   { "torchrec.metrics.rec_metric",
     missing("one module that keeps the metrics of many tasks, made from a configuration: metrics are made one by one here",
       "RecMetricList"),
     elsewhere("lua/perilune/nn/metrics.lua", metrics .. ": window", "*", "sums of all samples, and of a window") },
-  metric("recall", "RecallMetric"), none("recall_session", "recall within sessions"), none("scalar", "a number, passed on"),
-  none("segmented_ne", "NE of each group of samples"), none("serving_calibration", "calibration over served samples only"),
+  metric("recall", "RecallMetric"), metric("recall_session", "RecallSessionMetric", sessions), none("scalar", "a number, passed on"),
+  metric("segmented_ne", "SegmentedNEMetric", sessions), none("serving_calibration", "calibration over served samples only"),
   none("serving_ne", "NE over served samples only"), none("sum_weights", "a sum"), none("tensor_weighted_avg",
   "a weighted mean of a tensor of the model's"),
   { "torchrec.metrics.throughput", missing("a metric: samples a second. The demonstration prints them", "*") },

@@ -202,8 +202,7 @@ local function taken(c, dicts, parts)
   for _, part in ipairs(parts) do
     if dicts[part.name] then names[#names + 1] = part.name end
   end
-  return ("of checkpoint '%s' %s: %s"):format(c.path, #names == 1 and "this part is loaded, or some of it" or
-    "these parts are loaded, or some of them", table.concat(names, ", "))
+  return ("of checkpoint '%s' only this is loaded, or a part of it: %s"):format(c.path, table.concat(names, ", "))
 end
 
 local function take(part, d, partial)
