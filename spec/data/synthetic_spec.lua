@@ -3,6 +3,8 @@ local ffi = require "ffi"
 local peri = require "perilune"
 local data = require "perilune.data"
 local metrics = require "perilune.nn.metrics"
+local sim = require "perilune.dist.sim"
+local P = require "perilune.ffi"
 
 local function shape(args)
   local all = { num_rows = 100, batch_size = 7, dense_features = 3, sparse_features = 4, rows = 50, seed = 5 }
@@ -144,6 +146,19 @@ describe("data.synthetic", function()
     local got = rows_of(data.criteo { path = path, batch_size = 7, dense_features = 3, sparse_features = 4, rows = 50, ids = "mod" })
     assert.equal(100, #got)
     assert.same(want, got)
+  end)
+
+  it("is refused in a world that was joined after it was made, unless it was told its place", function()
+    sim.run(2, function(rank, world)
+      P.state.world = false
+      local early = data.synthetic(shape())
+      local placed = data.synthetic(shape { rank = rank, world_size = 2 })
+      assert.equal(7, early().rows) -- alone it is right
+      P.state.world = world
+      assert.error_matches(early, "data.synthetic: the loader was made before peri.init(), and has all samples on each of 2 ranks", 1, true)
+      local rows, mine = placed().rows, data.synthetic(shape())().rows
+      assert.equal(rows, mine)
+    end)
   end)
 
   it("names what is wrong", function()

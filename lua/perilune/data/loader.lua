@@ -99,6 +99,7 @@ function Loader:init(func, source, args, worker)
   self.batch_size = util.integer(func, "batch_size", args.batch_size, 1, 2 ^ 31)
   self.epochs = args.epochs == math.huge and args.epochs or util.integer(func, "epochs", args.epochs, 1)
   self.rank, self.world_size = Loader._place(func, args)
+  self._early = not (args.rank or args.world_size or P.state.world or P.state.place) -- nobody has said which rank this is
   self.device, self.drop_last = args.device, args.drop_last
   self.limit = args.limit and util.integer(func, "limit", args.limit, 1) or math.huge
   self.epoch, self._delivered, self._keys = 0, 0, false
@@ -181,8 +182,17 @@ local function begin_workers(self)
   return self._workers
 end
 
+--- Refuse a loader that took itself for the only rank, where by now there are others: each of them would train all samples.
+local function check_place(self)
+  local world = P.state.world
+  if not world or world:size() == 1 then return end
+  P.fail(("%s: the loader was made before peri.init(), and has all samples on each of %d ranks; make it after peri.init(), or give rank "
+    .. "and world_size"):format(self.func, world:size()))
+end
+
 --- The next batch as tensors on the loader's device; nil at the end. A loader is called like the function of a generic `for`.
 function Loader:next()
+  if self._early then check_place(self) end
   if self.num_workers > 0 then return (self._workers or begin_workers(self)):next() end
   local host = next_host(self, false)
   if not host then return nil end
