@@ -17,4 +17,19 @@ describe("the examples of", function()
       assert.equal(examples, count)
     end)
   end
+
+  it("docs/tutorial_serve.md, and its commands up to the model file", function()
+    if shell.no_launcher() then return pending(shell.no_launcher()) end
+    local text, perilune = shell.read "docs/tutorial_serve.md", shell.run("pwd"):match "^[^\n]*" .. "/" .. shell.perilune
+    local folder, clean = shell.temporary()
+    for block in text:gmatch "```lua\n(.-)```" do shell.write(folder .. "/" .. block:match "^%-%- (%S+)", block) end
+    for command in text:gmatch "\nperilune (%l+ [^\n]+)" do
+      if command:match "^serve" then break end
+      local out, status = shell.run(("cd %s && %s %s"):format(folder, perilune, command))
+      assert.equal(0, status, command .. "\n" .. out)
+    end
+    local file = peri.export.open(folder .. "/clicks.peri")
+    assert.equal("dense_features c1 c2 c3", table.concat(peri.util.map(file:inputs(), function(i) return i.name end), " "))
+    clean()
+  end)
 end)

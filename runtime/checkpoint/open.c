@@ -57,8 +57,8 @@ static peri_status load_manifest(peri_checkpoint *c, const char *path, const cha
         struct stat opened, named;
         bool there = stat(path, &named) == 0;
         if (there && fstat(c->dir, &opened) == 0 && named.st_dev == opened.st_dev && named.st_ino == opened.st_ino)
-            return peri__fail(PERI_EFORMAT, "%s: it has no " PERI__MANIFEST ": it is no checkpoint, or one that was not finished; of a folder "
-                              "of checkpoints name one (perilune checkpoint ls)", what);
+            return peri__fail(PERI_EFORMAT, "%s: it has no " PERI__MANIFEST ": it is no checkpoint, or one that was not finished; of a "
+                              "folder of checkpoints name one (perilune checkpoint ls)", what);
         if (!there) return peri__fail(PERI_ENOTFOUND, "%s: it was removed", what);
         close(c->dir);
     }
