@@ -102,6 +102,24 @@ describe("LazyAwaitable", function()
     assert.equal(2, lazy(1):and_then(function(x) return x + 1 end):wait())
   end)
 
+  it("says in words what its result cannot do", function()
+    local function refused(words, f)
+      local ok, err = pcall(f)
+      assert.is_false(ok, words)
+      assert.equal(words, err.message)
+    end
+    for _, make in ipairs { dist.LazyNoWait, function(x) return dist.LazyAwaitable(Slow(x)) end } do
+      refused("no operator '+' for nil and a function", function() return make(nil) + print end)
+      refused("no operator '*' for 2 and a table", function() return 2 * make {} end)
+      refused("no operator '..' for a table and 'x'", function() return make {} .. "x" end)
+      refused("no operator '-' for true and true", function() return -make(true) end)
+    end
+    local own = setmetatable({}, { __add = function() error("words of a script", 0) end })
+    local ok, err = pcall(function() return dist.LazyNoWait(own) + 1 end)
+    assert.is_false(ok)
+    assert.equal("words of a script", tostring(err):match "words of a script")
+  end)
+
   it("stands for a lazy result of a lazy one", function()
     assert.equal(3, dist.LazyAwaitable(dist.LazyNoWait(dist.LazyNoWait { z = 3 })).z)
   end)

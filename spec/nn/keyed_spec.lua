@@ -119,6 +119,15 @@ describe("a keyed optimizer", function()
     assert.same({ 0.25, 0.125 }, { both.param_groups[1].lr, both.optimizers[2].optimizer:lr() })
   end)
 
+  it("of several has a name for each, or none", function()
+    local one = optim.SGD { params = { params ""[1] } }
+    for _, name in ipairs { true, {}, 3 } do
+      assert.error_matches(function() optim.CombinedOptimizer { { name = name, optimizer = one } } end,
+        "CombinedOptimizer: optimizers%[1%].name is .+, wanted a string")
+    end
+    assert.error_matches(function() optim.CombinedOptimizer { { optimizer = one } } end, "optimizers%[1%].name is nil, wanted a string")
+  end)
+
   it("says what does not fit, by parameter and key", function()
     local optimizer = optim.Adam { params = params "", lr = 0.1 }
     local function refused(change, text)

@@ -101,6 +101,9 @@ describe("arguments of planners", function()
       refuses(name .. " is empty, which allows nothing", constraints, { [name] = {} })
       refuses(name .. " is a table with the key 'zz', wanted a list", constraints, { [name] = { zz = 1 } })
     end
+    for _, sharder in ipairs { plan.torchrec_sharder, plan.perilune_sharder } do
+      refuses("sharding_type is 'zz', allowed: data_parallel, table_wise, ", sharder.compute_kernels, sharder, "zz", "cpu")
+    end
   end)
 
   it("are placements that say a rank for each shard", function()

@@ -343,6 +343,10 @@ describe("a ShardedTensor", function()
 
   it("is made of what it needs", function()
     assert.error_matches(function() peri.shard.ShardedTensor { size = { 1 } } end, "ShardedTensor: argument 'dtype' is missing")
+    assert.error_matches(function()
+      peri.shard.ShardedTensor { size = { 2, 3 }, dtype = "f32", local_shards = {},
+        shards_metadata = { { shard_offsets = { 0, 0 }, shard_sizes = { 2 }, placement = "rank:0" } } }
+    end, "ShardedTensor: shards_metadata%[1%] has 2 offsets and 1 sizes for 2 dimensions")
     assert.error_matches(function() gather(3) end, "gather_state_dict: dict is 3, wanted a table")
   end)
 end)

@@ -7,6 +7,7 @@
 --   GetItemLazyAwaitable  one element of the result of another awaitable.
 local ffi = require "ffi"
 local P = require "perilune.ffi"
+local errors = require "perilune.errors"
 local util = require "perilune.util"
 local signature = require "perilune.signature"
 local C, check, state = P.C, P.check, P.state
@@ -171,6 +172,18 @@ local function forward(name, f, result, key, value)
   P.fail(("%s: its result is a %s, which has no '%s'"):format(name, tostring(ffi.typeof(result)):match "^ctype<(.*)>$", tostring(key)))
 end
 
+--- The metamethod of an operator of lazy awaitables: f of the results. What Lua says of values that have no such operator names neither of
+--- them.
+local function operator(symbol, f)
+  return function(a, b)
+    a, b = resolve(a), resolve(b)
+    local ok, result = pcall(f, a, b)
+    if ok then return result end
+    if type(result) ~= "string" or not result:find("attempt to ", 1, true) then error(result, 0) end
+    P.fail(("no operator '%s' for %s and %s"):format(symbol, errors.kind(a), errors.kind(b)))
+  end
+end
+
 --- A class of lazy awaitables. Its methods and those of `base` are found first; every other name is the result's.
 function M.lazy_class(name, base)
   local class = util.class(name, base)
@@ -195,14 +208,14 @@ function M.lazy_class(name, base)
   class.__tostring = function(self) return tostring(resolve(self)) end
   class.__call = function(self, ...) return resolve(self)(...) end
   class.__len = function(self) return #resolve(self) end
-  class.__unm = function(self) return -resolve(self) end
-  class.__add = function(a, b) return resolve(a) + resolve(b) end
-  class.__sub = function(a, b) return resolve(a) - resolve(b) end
-  class.__mul = function(a, b) return resolve(a) * resolve(b) end
-  class.__div = function(a, b) return resolve(a) / resolve(b) end
-  class.__mod = function(a, b) return resolve(a) % resolve(b) end
-  class.__pow = function(a, b) return resolve(a) ^ resolve(b) end
-  class.__concat = function(a, b) return resolve(a) .. resolve(b) end
+  class.__unm = operator("-", function(a) return -a end) -- Lua passes the operand twice
+  class.__add = operator("+", function(a, b) return a + b end)
+  class.__sub = operator("-", function(a, b) return a - b end)
+  class.__mul = operator("*", function(a, b) return a * b end)
+  class.__div = operator("/", function(a, b) return a / b end)
+  class.__mod = operator("%", function(a, b) return a % b end)
+  class.__pow = operator("^", function(a, b) return a ^ b end)
+  class.__concat = operator("..", function(a, b) return a .. b end)
   return class
 end
 

@@ -216,6 +216,7 @@ function M.get_qcomm_codecs_registry(args, comm_ops)
   local a = util.named("get_qcomm_codecs_registry", args, defaults)
   if a.forward == "FP32" and a.backward == "FP32" then return nil end
   local registry, codecs = {}, M.get_qcomm_codecs(args)
+  if comm_ops ~= nil then signature.value("get_qcomm_codecs_registry", "comm_ops", comm_ops, "list") end
   for _, op in ipairs(comm_ops or util.keys(M.CommOp)) do
     util.one_of("get_qcomm_codecs_registry", "an operation", op, util.keys(M.CommOp))
     registry[op] = codecs

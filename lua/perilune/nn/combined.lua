@@ -89,6 +89,7 @@ function CombinedOptimizer:init(optimizers)
   for i, o in ipairs(optimizers) do
     signature.value("CombinedOptimizer", ("optimizers[%d]"):format(i), type(o) == "table" and o.optimizer or o, "optimizer")
     if not o.optimizer or OptimizerWrapper.is(o) then o = { name = "", optimizer = o } end
+    signature.value("CombinedOptimizer", ("optimizers[%d].name"):format(i), o.name, "string")
     self.optimizers[i] = o
   end
   self:_collect()

@@ -152,12 +152,12 @@ function DLRM_Projection:init(args)
   local features, dim = start(self, a)
   local branches, products = {}, 1
   for i, sizes in ipairs { a.interaction_branch1_layer_sizes, a.interaction_branch2_layer_sizes } do
-    if last(sizes) % dim ~= 0 then
-      P.fail(("DLRM_Projection: the last of interaction_branch%d_layer_sizes is %d, no multiple of the embedding dimension %d"):format(
-        i, last(sizes), dim))
+    branches[i] = DenseArch { in_features = (features + 1) * dim, layer_sizes = sizes, device = a.dense_device, dtype = a.dtype }
+    if #sizes == 0 or last(sizes) % dim ~= 0 then
+      P.fail(("DLRM_Projection: the last of interaction_branch%d_layer_sizes is %s, no multiple of the embedding dimension %d"):format(
+        i, tostring(last(sizes)), dim))
     end
     products = products * last(sizes) / dim
-    branches[i] = DenseArch { in_features = (features + 1) * dim, layer_sizes = sizes, device = a.dense_device, dtype = a.dtype }
   end
   self.inter_arch = interaction.InteractionProjectionArch { num_sparse_features = features, interaction_branch1 = branches[1],
     interaction_branch2 = branches[2] }

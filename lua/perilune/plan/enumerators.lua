@@ -28,6 +28,10 @@ local by_kind = {
 }
 by_kind.EmbeddingBag, by_kind.FeatureProcessedEmbeddingBagCollection = by_kind.EmbeddingBagCollection, by_kind.EmbeddingBagCollection
 
+local function type_of(name)
+  return sharding_types.of[util.one_of("compute_kernels", "sharding_type", name, sharding_types.names())]
+end
+
 --- TorchRec's matrix of types and kernels: M.torchrec_sharder:sharding_types(device, kind), :compute_kernels(sharding_type, device).
 M.torchrec_sharder = {}
 function M.torchrec_sharder:sharding_types(device, kind) -- luacheck: ignore 212
@@ -35,7 +39,7 @@ function M.torchrec_sharder:sharding_types(device, kind) -- luacheck: ignore 212
   return by_kind[kind](device)
 end
 function M.torchrec_sharder:compute_kernels(sharding_type, device) -- luacheck: ignore 212
-  if sharding_types.of[sharding_type].replica then return { "dense" } end
+  if type_of(sharding_type).replica then return { "dense" } end
   return device == "cuda" and { "fused", "fused_uvm", "fused_uvm_caching" } or { "fused" }
 end
 
@@ -46,7 +50,7 @@ function M.perilune_sharder:sharding_types(_, kind) -- luacheck: ignore 212
   return kind == "EmbeddingCollection" and sequence or pooled_on_device
 end
 function M.perilune_sharder:compute_kernels(sharding_type, device) -- luacheck: ignore 212
-  if sharding_types.of[sharding_type].replica or device ~= "cuda" then return { "fused" } end
+  if type_of(sharding_type).replica or device ~= "cuda" then return { "fused" } end
   return { "fused", "fused_uvm", "fused_uvm_caching" }
 end
 
