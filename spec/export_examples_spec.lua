@@ -1,5 +1,4 @@
--- The models of examples/models as model files: those that are made of pooled rows have the bits of their files; those whose rows are as
--- many as a batch has ids (din, hstu) are refused with their line.
+-- The models of examples/models that are made of pooled rows have the bits of their model files (din, hstu: export_lists_spec).
 local peri = require "perilune"
 
 local function kjt(keys, n, rows, most)
@@ -43,14 +42,5 @@ describe("a model of examples/models", function()
       return { scores = scores, items = numbers }
     end })
     assert.equal(0, report.differ)
-  end)
-
-  it("is refused where its rows are as many as a batch has ids: din", function()
-    local ok, why = pcall(function()
-      local batch = { sparse_features = kjt({ "history", "candidate" }, 20, 30, 1) }
-      model("din", { items = 30 }):export(path, { batches = { batch } })
-    end)
-    assert.is_false(ok)
-    assert.matches("export: .*din.lua:%d+", tostring(why))
   end)
 end)

@@ -121,12 +121,42 @@ static peri_status check_input(const checker *c, const peri_model_input *i)
     WANT(i->name && *i->name, "it has no name");
     for (const peri_model_input *other = c->m->inputs; other < i; other++)
         WANT(strcmp(other->name, i->name) != 0, "its name is another's, too");
+    const int32_t n = c->m->n_inputs;
+    const peri__model_rule *rule = &c->m->rules[c->n];
+    WANT(i->kind >= 0, "its kind is unknown, allowed: dense, ids, whole");
+    WANT(rule->length >= 0 && rule->length <= MOST_COLUMNS, "its length is not allowed");
+    WANT(rule->counts >= -1 && rule->counts < n && (rule->counts < 0 || c->m->inputs[rule->counts].kind != PERI_MODEL_DENSE),
+         "the input whose lists it counts does not exist, or has none");
     if (i->kind == PERI_MODEL_DENSE) {
         WANT(i->columns >= 1 && i->columns <= MOST_COLUMNS, "its columns are not allowed");
-        WANT(i->rows == 0 && !i->weighted, "rows and weights are of ids");
+        WANT(i->rows == 0 && !i->weighted && rule->length == 0, "rows, weights and lengths are of lists");
+        WANT(rule->counts < 0 || i->columns == 1, "it counts members of lists, and has several columns");
     } else {
         WANT(i->columns == 0 && i->rows >= 0 && i->rows <= MOST_ROWS, "its rows are not allowed");
+        WANT(rule->counts < 0, "a list counts no members");
+        WANT(i->kind == PERI_MODEL_IDS || (i->rows == 0 && !i->weighted), "rows and weights are of ids");
     }
+    return PERI_OK;
+}
+
+/** Inputs whose lists are equally long, or the members of another list that comes before it. */
+static peri_status check_list(const checker *c, peri__model_list *l)
+{
+    peri_model *m = c->m;
+    if (l->n_inputs == 0) {
+        WANT(l->of >= 0 && l->of < c->n, "it has no inputs, and is of no list before it");
+        l->first = m->lists[l->of].first;
+        return PERI_OK;
+    }
+    WANT(l->of < 0, "it has inputs, and is of another list");
+    for (int32_t i = 0; i < l->n_inputs; i++) {
+        WANT(l->inputs[i] >= 0 && l->inputs[i] < m->n_inputs, "an input of it does not exist");
+        peri__model_rule *rule = &m->rules[l->inputs[i]];
+        WANT(m->inputs[l->inputs[i]].kind != PERI_MODEL_DENSE, "an input of it has no lists");
+        WANT(rule->like < 0, "an input of it is there twice, or in another list, too");
+        rule->like = l->inputs[0]; /* the first one's own number says that it is in a list, until all lists are known */
+    }
+    l->first = l->inputs[0];
     return PERI_OK;
 }
 
@@ -135,6 +165,8 @@ static peri_status check_value(const checker *c, const peri__model_value *v)
     const peri_model *m = c->m;
     WANT(v->columns >= 1 && v->columns <= MOST_COLUMNS, "its columns are not allowed");
     WANT(v->input < 0 || v->section < 0, "it is an input and a section");
+    WANT(v->list >= -1 && v->list < m->n_lists && (v->list < 0 || (v->input < 0 && v->section < 0)),
+         "its list does not exist, or it is an input or a section");
     if (v->input >= 0) {
         WANT(v->input < m->n_inputs && m->inputs[v->input].kind == PERI_MODEL_DENSE, "its input does not exist, or is not dense");
         WANT(m->inputs[v->input].columns == v->columns, "it has other columns than its input");
@@ -228,7 +260,7 @@ static peri_status check_lookup(const checker *c, const peri__model_operation *o
 }
 
 /** rows, lengths: of one bag. */
-static peri_status check_list(const checker *c, const peri__model_operation *o, int64_t out)
+static peri_status check_one(const checker *c, const peri__model_operation *o, int64_t out)
 {
     WANT(o->n_bags == 1, "it wants one bag");
     PERI_TRY(check_bag(c, o->bags));
@@ -381,6 +413,149 @@ static peri_status check_top(const checker *c, const peri__model_operation *o, i
     return PERI_OK;
 }
 
+/* -- members of lists ------------------------------------------------------------------------------------------------------------------ */
+
+/** The list of the operation's result; NULL: it is of samples, or of a list whose members are not known yet. */
+static peri__model_list *result_list(const checker *c, const peri__model_operation *o)
+{
+    const int32_t l = c->m->values[o->out].list;
+    if (l < 0 || (c->m->lists[l].n_inputs == 0 && c->m->lists[l].made_by < 0)) return NULL;
+    return &c->m->lists[l];
+}
+
+static bool has_input(const peri__model_list *l, int32_t input)
+{
+    for (int32_t i = 0; l && i < l->n_inputs; i++)
+        if (l->inputs[i] == input) return true;
+    return false;
+}
+
+/** Whether input @i of the operation has numbers of samples, not of members. */
+static bool of_samples(const checker *c, const peri__model_operation *o, int32_t i) { return input_of(c, o, i)->list < 0; }
+
+static peri_status check_members(const checker *c, const peri__model_operation *o, int64_t out)
+{
+    WANT(o->n_bags == 1, "it wants one bag");
+    PERI_TRY(check_bag(c, o->bags));
+    WANT(has_input(result_list(c, o), o->bags->input), "its result is not of a list of its bag's input");
+    WANT(c->m->tables[o->bags->table].columns == out, "its result is not as wide as its table");
+    WANT(o->bags->positions < 0, "it has weights of places");
+    return PERI_OK;
+}
+
+static peri_status check_spread(const checker *c, const peri__model_operation *o, int64_t out)
+{
+    WANT(of_samples(c, o, 0) && result_list(c, o), "it wants numbers of samples, and gives those of members");
+    WANT(columns_of(c, o, 0) == out, "its values have different columns");
+    return PERI_OK;
+}
+
+static peri_status check_pool(const checker *c, peri__model_operation *o, int64_t out)
+{
+    static const char *const names[] = {"sum", "mean"};
+    WANT(function_in(o, names, 2), "its function is unknown, allowed: sum, mean");
+    WANT(!of_samples(c, o, 0) && c->m->values[o->out].list < 0, "it wants numbers of members, and gives those of samples");
+    WANT(columns_of(c, o, 0) == out, "its values have different columns");
+    return PERI_OK;
+}
+
+/** No list of the inputs of @l is longer than @most. */
+static peri_status limit_lists(const checker *c, const peri__model_list *l, int64_t most)
+{
+    WANT(most >= 0 && most <= MOST_COLUMNS, "the length of the longest list is not allowed");
+    WANT(most == 0 || l->n_inputs > 0, "it has a longest list, but its list is of another one");
+    for (int32_t i = 0; i < l->n_inputs && most > 0; i++) {
+        int64_t *longest = &c->m->longest[l->inputs[i]];
+        *longest = peri__min(*longest ? *longest : INT64_MAX, most);
+    }
+    return PERI_OK;
+}
+
+static peri_status check_targets(const checker *c, const peri__model_operation *o, int32_t i)
+{
+    if (o->n_in > i) WANT(of_samples(c, o, i) && columns_of(c, o, i) == 1, "its numbers of targets are not one for each sample");
+    return PERI_OK;
+}
+
+static peri_status check_attention(const checker *c, peri__model_operation *o, int64_t out)
+{
+    static const char *const names[] = {"softmax", "hstu"};
+    const peri__model_list *l = result_list(c, o);
+    WANT(function_in(o, names, 2), "its function is unknown, allowed: softmax, hstu");
+    WANT(o->n_sizes == 6 && product_of(o->sizes, 2) > 0 && o->sizes[2] >= 1 && o->sizes[2] <= MOST_COLUMNS && o->sizes[3] >= 0,
+         "it wants the sizes heads, dim, columns of values, window, causal, longest");
+    const int64_t v[] = {o->sizes[0], o->sizes[2]};
+    WANT(l, "its result is not of members");
+    for (int32_t i = 0; i < 3; i++) {
+        WANT(input_of(c, o, i)->list == c->m->values[o->out].list, "its values are not of one list");
+        WANT(columns_of(c, o, i) == product_of(i == 2 ? v : o->sizes, 2), "its sizes are not those of its values");
+    }
+    WANT(product_of(v, 2) == out, "its sizes are not those of its result");
+    PERI_TRY(limit_lists(c, l, o->sizes[5]));
+    return check_targets(c, o, 3);
+}
+
+static peri_status check_places(const checker *c, const peri__model_operation *o, int64_t out)
+{
+    WANT(result_list(c, o) && out == 1, "its result is not one number for each member");
+    WANT(o->n_sizes == 1 && o->sizes[0] >= 1, "it wants the largest place");
+    return check_targets(c, o, 0);
+}
+
+static peri_status check_times(const checker *c, peri__model_operation *o, int64_t out)
+{
+    static const char *const names[] = {"sqrt", "log"};
+    WANT(function_in(o, names, 2), "its function is unknown, allowed: sqrt, log");
+    WANT(o->input >= 0 && o->input < c->m->n_inputs && c->m->inputs[o->input].kind == PERI_MODEL_WHOLE,
+         "its input is not of whole numbers");
+    WANT(has_input(result_list(c, o), o->input) && out == 1, "its result is not one number for each member of its input");
+    WANT(o->n_sizes == 1 && o->sizes[0] >= 1 && o->numbers[0] > 0 && o->numbers[0] <= 0x1p1000, "its sizes or numbers are not allowed");
+    return PERI_OK;
+}
+
+/** Rows of a constant, of numbers of samples or of members. */
+static peri_status check_take(const checker *c, const peri__model_operation *o, int64_t out)
+{
+    const int64_t columns = columns_of(c, o, 0), shape[] = {columns, o->n_sizes == 2 ? o->sizes[1] : 0};
+    WANT(is_constant(c, o, 1), "its rows are no constant");
+    WANT(o->n_sizes == 2 && product_of(o->sizes, 2) == columns_of(c, o, 1), "its sizes are not those of its rows");
+    WANT(product_of(shape, 2) == out, "its sizes are not those of its result");
+    WANT(input_of(c, o, 0)->list == c->m->values[o->out].list, "its values are not of one list");
+    return PERI_OK;
+}
+
+/** The members of a list whose mask is not 0: from here on the list of the result is known. */
+static peri_status check_select(const checker *c, const peri__model_operation *o, int64_t out)
+{
+    peri_model *m = c->m;
+    const int32_t from = input_of(c, o, 0)->list, to = m->values[o->out].list;
+    WANT(to >= 0 && m->lists[to].n_inputs == 0 && m->lists[to].made_by < 0, "its result is of no list of another, or that is made already");
+    WANT(from >= 0 && m->lists[to].of == from && input_of(c, o, 1)->list == from, "its values are not of the list that it selects from");
+    WANT(columns_of(c, o, 0) == out && columns_of(c, o, 1) == 1, "its values have different columns, or its mask several");
+    m->lists[to].made_by = (int32_t)c->n;
+    return PERI_OK;
+}
+
+/** Operations that go from samples to members or back look at their lists themselves; of all others values and result are of one. */
+static peri_status check_lists(const checker *c, const peri__model_operation *o)
+{
+    const int32_t list = c->m->values[o->out].list;
+    switch (o->kind) {
+    case PERI__MODEL_members:
+    case PERI__MODEL_spread:
+    case PERI__MODEL_pool:
+    case PERI__MODEL_attention:
+    case PERI__MODEL_places:
+    case PERI__MODEL_times:
+    case PERI__MODEL_take:
+    case PERI__MODEL_select: return PERI_OK;
+    default: break;
+    }
+    WANT(list < 0 || o->n_in > 0, "its result is of a list, of which it reads nothing");
+    for (int32_t i = 0; i < o->n_in; i++) WANT(is_constant(c, o, i) || input_of(c, o, i)->list == list, "its values are not of one list");
+    return PERI_OK;
+}
+
 static peri_status check_sizes(const checker *c, peri__model_operation *o, int64_t out)
 {
     switch (o->kind) {
@@ -403,7 +578,15 @@ static peri_status check_sizes(const checker *c, peri__model_operation *o, int64
     case PERI__MODEL_matmul: return check_matmul(c, o, out);
     case PERI__MODEL_top: return check_top(c, o, out);
     case PERI__MODEL_rows:
-    case PERI__MODEL_lengths: return check_list(c, o, out);
+    case PERI__MODEL_lengths: return check_one(c, o, out);
+    case PERI__MODEL_members: return check_members(c, o, out);
+    case PERI__MODEL_spread: return check_spread(c, o, out);
+    case PERI__MODEL_pool: return check_pool(c, o, out);
+    case PERI__MODEL_attention: return check_attention(c, o, out);
+    case PERI__MODEL_places: return check_places(c, o, out);
+    case PERI__MODEL_times: return check_times(c, o, out);
+    case PERI__MODEL_take: return check_take(c, o, out);
+    case PERI__MODEL_select: return check_select(c, o, out);
     default: return bad(c, "it has no kind");
     }
 }
@@ -419,6 +602,7 @@ static bool wants_samples(const peri__model_operation *o, int32_t i)
     case PERI__MODEL_cat:
     case PERI__MODEL_matmul: return false;
     case PERI__MODEL_linear:
+    case PERI__MODEL_take:
     case PERI__MODEL_layer_norm: return i == 0;
     case PERI__MODEL_cross: return i < 3;
     default: return true;
@@ -447,6 +631,7 @@ static peri_status check_operation(const checker *c, peri__model_operation *o)
     WANT(o->out >= 0 && o->out < m->n_values, "its result does not exist");
     peri__model_value *out = &m->values[o->out];
     WANT(out->input < 0 && out->section < 0 && out->made_by < 0, "its result is an input, a constant, or another operation's");
+    PERI_TRY(check_lists(c, o));
     PERI_TRY(check_sizes(c, o, out->columns));
     out->made_by = (int32_t)c->n;
     return PERI_OK;
@@ -495,6 +680,9 @@ peri_status peri__model_check(peri_model *m, const char *what)
     EACH("table", m->n_tables, check_table(&c, &m->tables[c.n], &m->rows[c.n]));
     EACH("map", m->n_maps, check_map(&c, &m->maps[c.n]));
     EACH("input", m->n_inputs, check_input(&c, &m->inputs[c.n]));
+    EACH("list", m->n_lists, check_list(&c, &m->lists[c.n]));
+    for (int32_t i = 0; i < m->n_lists; i++)
+        if (m->lists[i].n_inputs > 0) m->rules[m->lists[i].first].like = -1;
     EACH("value", m->n_values, check_value(&c, &m->values[c.n]));
     EACH("operation", m->n_operations, check_operation(&c, &m->operations[c.n]));
     EACH("operation", m->n_operations, check_raw(&c, &m->operations[c.n]));

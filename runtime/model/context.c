@@ -2,7 +2,7 @@
  *
  * context.c: the memory of one thread's calls, in one piece, planned before the first:
  *
- *     results of operations | scratch | zeros for missing lists | rows of raw ids, weights of places | numbers for missing dense inputs
+ *     results of operations | scratch | zeros for missing lists | rows of raw ids, weights of places | lists | numbers for missing inputs
  *
  * A result lives from the operation that makes it to the last one that reads it. It takes the lowest place at which nothing else lives
  * meanwhile.
@@ -18,7 +18,13 @@ typedef struct living {
     int32_t last;       /* the last operation that reads it */
 } living;
 
+#define MOST_BYTES ((int64_t)1 << 46) /* that results may take */
+enum { MOST_MEMBERS = 1 << 26 };
+
 static int64_t aligned(int64_t bytes) { return peri__ceil_div(bytes, PERI__MODEL_ALIGN) * PERI__MODEL_ALIGN; }
+
+/** Samples, or members of a list, that a value has room for. */
+static int64_t units_of(const peri_model_context *c, const peri__model_value *v) { return v->list < 0 ? c->block : c->members; }
 
 /** Put @bytes into the lowest gap among @live[n], which are in the order of their places; returns where it goes in that order. */
 static int32_t place(const living *live, int32_t n, int64_t bytes, int64_t *begin)
@@ -30,8 +36,9 @@ static int32_t place(const living *live, int32_t n, int64_t bytes, int64_t *begi
 }
 
 /** Where each result lies (@at, from the start of the memory; -1: it is none), and how many bytes all of them take. */
-static peri_status plan(const peri_model *m, int64_t block, int64_t *at, int64_t *bytes)
+static peri_status plan(const peri_model_context *c, int64_t *at, int64_t *bytes)
 {
+    const peri_model *m = c->model;
     living *live = peri__alloc(sizeof *live * (size_t)(m->n_operations + 1));
     int32_t n = 0;
     if (!live) return PERI_ENOMEM;
@@ -44,7 +51,7 @@ static peri_status plan(const peri_model *m, int64_t block, int64_t *at, int64_t
         n = kept;
         const peri__model_value *v = &m->values[m->operations[i].out];
         living new = {.last = (int32_t)peri__max(v->last, i)};
-        const int64_t size = aligned(v->columns * block * 4);
+        const int64_t size = aligned(v->columns * units_of(c, v) * 4);
         const int32_t where = place(live, n, size, &new.begin);
         new.end = new.begin + size;
         memmove(live + where + 1, live + where, sizeof *live * (size_t)(n - where));
@@ -52,19 +59,26 @@ static peri_status plan(const peri_model *m, int64_t block, int64_t *at, int64_t
         n++;
         at[m->operations[i].out] = new.begin;
         *bytes = peri__max(*bytes, new.end);
+        if (new.end > MOST_BYTES) { /* of a stranger's file: no sum of these overflows */
+            peri__free(live);
+            return peri__fail(PERI_ENOMEM, "peri_model_context_new: results of more than %lld bytes", (long long)MOST_BYTES);
+        }
     }
     peri__free(live);
     return PERI_OK;
 }
 
 /** f32 numbers that the hungriest operation needs beside its values. */
-static int64_t scratch_of(const peri_model *m, int64_t block)
+static int64_t scratch_of(const peri_model_context *c)
 {
+    const peri_model *m = c->model;
     int64_t most = 0;
     for (int32_t i = 0; i < m->n_operations; i++) {
         const peri__model_operation *o = &m->operations[i];
         int64_t n = 0;
-        if (o->kind == PERI__MODEL_layer_norm) n = 2 * o->sizes[0] * block;
+        if (o->kind == PERI__MODEL_layer_norm) n = 2 * o->sizes[0] * units_of(c, &m->values[o->out]);
+        if (o->kind == PERI__MODEL_attention) n = o->sizes[0] * c->members + 2 * c->block;
+        if (o->kind == PERI__MODEL_pool || o->kind == PERI__MODEL_places || o->kind == PERI__MODEL_times) n = 2 * (c->members + c->block);
         if (o->kind == PERI__MODEL_matmul) n = peri_panel_size(o->sizes[2], o->sizes[3]) + o->sizes[1] * o->sizes[3];
         if (o->kind == PERI__MODEL_top) n = peri__model_top_scratch(m, o);
         most = peri__max(most, n);
@@ -77,10 +91,11 @@ static peri_status allocate(peri_model_context *c)
     const peri_model *m = c->model;
     int64_t *at = peri__alloc(sizeof *at * (size_t)(m->n_values + 1)), results = 0;
     if (!at) return PERI_ENOMEM;
-    peri_status status = plan(m, c->block, at, &results);
-    const int64_t scratch = aligned(scratch_of(m, c->block) * 4), zeros = aligned((c->block + 1) * 8);
+    peri_status status = plan(c, at, &results);
+    const int64_t scratch = aligned(scratch_of(c) * 4), zeros = aligned((c->block + 1) * 8);
     const int64_t ids = peri__min(c->max_ids, INT64_MAX / 64), rows = m->makes ? zeros + aligned(ids * 8) + aligned(ids * 4) : 0;
-    int64_t bytes = results + scratch + zeros + rows;
+    const int64_t lists = aligned((c->block + 1) * 8 * m->n_lists);
+    int64_t bytes = results + scratch + zeros + rows + lists;
     for (int32_t v = 0; v < m->n_values; v++) {
         const peri__model_value *value = &m->values[v];
         if (value->input < 0 || !m->inputs[value->input].optional) continue;
@@ -98,6 +113,7 @@ static peri_status allocate(peri_model_context *c)
         c->offsets = (int64_t *)(c->memory + results + scratch);
         if (rows > 0) c->moved = c->offsets + zeros / 8, c->rows = c->moved + zeros / 8;
         if (rows > 0) c->weights = (float *)(c->rows + aligned(ids * 8) / 8);
+        c->lists = (int64_t *)(c->memory + results + scratch + zeros + rows);
         memset(c->offsets, 0, (size_t)zeros);
         for (int32_t v = 0; v < m->n_values; v++) c->values[v] = at[v] < 0 ? NULL : (float *)(c->memory + at[v]);
     }
@@ -116,6 +132,17 @@ static void fill(peri_model_context *c)
     }
 }
 
+/** Members of the longest list that calls with up to @max_ids ids can have. */
+static int64_t longest_of(const peri_model *m, int64_t max_ids)
+{
+    int64_t most = 0;
+    for (int32_t l = 0; l < m->n_lists; l++) {
+        const int64_t longest = m->longest[m->lists[l].first];
+        most = peri__max(most, longest ? peri__min(longest, max_ids) : max_ids);
+    }
+    return most;
+}
+
 peri_status peri_model_context_new(peri_model *model, int64_t max_batch, int64_t max_ids, peri_model_context **out)
 {
     PERI_NEED(model);
@@ -126,6 +153,9 @@ peri_status peri_model_context_new(peri_model *model, int64_t max_batch, int64_t
     if (max_ids < 0)
         return peri__fail(PERI_EINVAL, "peri_model_context_new: lists of up to %lld ids, allowed: 1 and more, or 0 for %d",
                           (long long)max_ids, PERI__MODEL_IDS_MOST);
+    if (max_ids > MOST_MEMBERS && model->n_lists > 0)
+        return peri__fail(PERI_EINVAL, "peri_model_context_new: lists of up to %lld ids, allowed with this model: up to %d",
+                          (long long)max_ids, MOST_MEMBERS);
     peri_model_context *c = peri__alloc_zero(sizeof *c);
     if (!c) return PERI_ENOMEM;
     peri__object_count(1);
@@ -133,6 +163,7 @@ peri_status peri_model_context_new(peri_model *model, int64_t max_batch, int64_t
     c->max_batch = max_batch;
     c->max_ids = max_ids ? max_ids : PERI__MODEL_IDS_MOST;
     c->block = peri__min(max_batch, PERI__MODEL_BLOCK);
+    c->members = peri__min(peri__max(longest_of(model, c->max_ids), PERI__MODEL_MEMBERS), MOST_MEMBERS);
     c->values = peri__alloc_zero(sizeof *c->values * (size_t)(model->n_values + 1));
     c->at = peri__alloc_zero(sizeof *c->at * (size_t)(model->n_values + 1));
     peri_status status = c->values && c->at ? allocate(c) : PERI_ENOMEM;

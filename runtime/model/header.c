@@ -116,15 +116,28 @@ static int32_t either(peri__json *j, const char *zero, const char *one, const ch
     return !strcmp(text, one);
 }
 
+/** Which of @words[n] it is, which begin at number @first; -1: none. */
+static int32_t one_of(peri__json *j, const char *const *words, int32_t n, int32_t first)
+{
+    char text[16];
+    if (!peri__json_text(j, text, sizeof text)) return -1;
+    for (int32_t i = 0; i < n; i++)
+        if (!strcmp(text, words[i])) return first + i;
+    return -1;
+}
+
 static void read_input(peri__json *j, peri_model *m)
 {
+    static const char *const kinds[] = {"dense", "ids", "whole"};
     char key[32];
-    if (!grow(j, &m->inputs, m->n_inputs, sizeof *m->inputs)) return;
+    if (!grow(j, &m->rules, m->n_inputs, sizeof *m->rules) || !grow(j, &m->inputs, m->n_inputs, sizeof *m->inputs)) return;
+    peri__model_rule *rule = &m->rules[m->n_inputs];
     peri_model_input *i = &m->inputs[m->n_inputs++];
+    *rule = (peri__model_rule){.like = -1, .counts = -1};
     peri__json_enter(j, '{');
     while (peri__json_key(j, key, sizeof key)) {
         if (KEY("name")) set_text(j, (char **)(uintptr_t)&i->name);
-        else if (KEY("kind")) i->kind = either(j, "dense", "ids", "the kind of an input is 'dense' or 'ids'");
+        else if (KEY("kind")) i->kind = one_of(j, kinds, 3, PERI_MODEL_DENSE);
         else if (KEY("columns")) i->columns = peri__json_integer(j);
         else if (KEY("rows")) i->rows = peri__json_integer(j);
         else if (KEY("unknown")) i->unknown = either(j, "refuse", "skip", "what becomes of unknown ids is 'refuse' or 'skip'");
@@ -132,6 +145,8 @@ static void read_input(peri__json *j, peri_model *m)
         else if (KEY("optional")) i->optional = flag(j);
         else if (KEY("finite")) i->finite = flag(j);
         else if (KEY("missing")) i->missing = (float)hex_number(j);
+        else if (KEY("length")) rule->length = peri__json_integer(j);
+        else if (KEY("counts")) rule->counts = number32(j);
         else peri__json_skip(j, NULL, NULL);
     }
 }
@@ -141,13 +156,33 @@ static void read_value(peri__json *j, peri_model *m)
     char key[32];
     if (!grow(j, &m->values, m->n_values, sizeof *m->values)) return;
     peri__model_value *v = &m->values[m->n_values++];
-    v->input = v->section = v->made_by = v->last = -1;
+    v->input = v->section = v->made_by = v->last = v->list = -1;
     peri__json_enter(j, '{');
     while (peri__json_key(j, key, sizeof key)) {
         if (KEY("columns")) v->columns = peri__json_integer(j);
         else if (KEY("input")) v->input = number32(j);
         else if (KEY("section")) v->section = number32(j);
+        else if (KEY("list")) v->list = number32(j);
         else peri__json_skip(j, NULL, NULL);
+    }
+}
+
+static void read_list(peri__json *j, peri_model *m)
+{
+    char key[32];
+    if (!grow(j, &m->lists, m->n_lists, sizeof *m->lists)) return;
+    peri__model_list *l = &m->lists[m->n_lists++];
+    l->of = l->made_by = l->first = -1;
+    peri__json_enter(j, '{');
+    while (peri__json_key(j, key, sizeof key)) {
+        if (KEY("inputs")) {
+            for (peri__json_enter(j, '['); peri__json_item(j) && grow(j, &l->inputs, l->n_inputs, sizeof *l->inputs);)
+                l->inputs[l->n_inputs++] = number32(j);
+        } else if (KEY("of")) {
+            l->of = number32(j);
+        } else {
+            peri__json_skip(j, NULL, NULL);
+        }
     }
 }
 
@@ -166,16 +201,6 @@ static void read_bag(peri__json *j, peri__model_operation *o)
         else if (KEY("pooling")) b->pooling = either(j, "sum", "mean", "pooling is 'sum' or 'mean'");
         else peri__json_skip(j, NULL, NULL);
     }
-}
-
-/** Which of @words[n] it is, which begin at number @first; -1: none. */
-static int32_t one_of(peri__json *j, const char *const *words, int32_t n, int32_t first)
-{
-    char text[16];
-    if (!peri__json_text(j, text, sizeof text)) return -1;
-    for (int32_t i = 0; i < n; i++)
-        if (!strcmp(text, words[i])) return first + i;
-    return -1;
 }
 
 static void read_map(peri__json *j, peri_model *m)
@@ -233,7 +258,7 @@ static void read_operation(peri__json *j, peri_model *m)
     char key[32];
     if (!grow(j, &m->operations, m->n_operations, sizeof *m->operations)) return;
     peri__model_operation *o = &m->operations[m->n_operations++];
-    o->kind = o->out = o->weight = o->table = -1;
+    o->kind = o->out = o->weight = o->table = o->input = -1;
     peri__json_enter(j, '{');
     while (peri__json_key(j, key, sizeof key)) {
         if (KEY("op")) {
@@ -244,6 +269,8 @@ static void read_operation(peri__json *j, peri_model *m)
             o->weight = number32(j);
         } else if (KEY("table")) {
             o->table = number32(j);
+        } else if (KEY("input")) {
+            o->input = number32(j);
         } else if (KEY("weight_dtype")) {
             static const char *const names[] = {"f32", "bf16", "int8"};
             const int32_t dtypes[] = {PERI_F32, PERI_BF16, PERI_I8}, which = one_of(j, names, 3, 0);
@@ -305,6 +332,7 @@ peri_status peri__model_header(peri_model *m, const char *text, int64_t bytes, c
         else if (KEY("tables")) each(&j, m, read_table);
         else if (KEY("inputs")) each(&j, m, read_input);
         else if (KEY("maps")) each(&j, m, read_map);
+        else if (KEY("lists")) each(&j, m, read_list);
         else if (KEY("values")) each(&j, m, read_value);
         else if (KEY("operations")) each(&j, m, read_operation);
         else if (KEY("outputs")) each(&j, m, read_output);

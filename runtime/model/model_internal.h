@@ -9,7 +9,7 @@
  *   map.c       raw ids to rows
  *   values.c    whether a model takes what a caller gives it
  *   context.c   the memory of one thread's calls: which results share it
- *   predict.c   the operations
+ *   predict.c   the operations; lists.c: those of the members of lists; lookup.c: rows of tables
  *   writer.c    a file while it is being written
  *   update.c    a model brought to what a checkpoint has (follow.h)
  *   follow.c    one that follows the checkpoints of a run
@@ -66,9 +66,10 @@ typedef struct peri__model_section {
     bool turned;  /* from the transpose of that tensor */
 } peri__model_section;
 
-/** An array of f32: of each sample `columns` numbers, or, where it is a section, of all samples together. */
+/** An array of f32: of each sample, or of each member of a list, `columns` numbers, or, where it is a section, of all samples together. */
 typedef struct peri__model_value {
     int64_t columns;
+    int32_t list;    /* whose members have the numbers, or -1: samples have them */
     int32_t input;   /* the dense input that it is, or -1 */
     int32_t section; /* the constant that it is, or -1 */
     /* Found by check.c: */
@@ -77,10 +78,14 @@ typedef struct peri__model_value {
 } peri__model_value;
 
 /** Kinds of operations, and how many values each reads. docs/model_file.md has the formulas. */
-#define PERI__MODEL_OPERATIONS(X)                                                                                                          \
+#define PERI__MODEL_OPERATIONS(X) PERI__MODEL_OF_SAMPLES(X) PERI__MODEL_OF_MEMBERS(X)
+#define PERI__MODEL_OF_SAMPLES(X)                                                                                                          \
     X(lookup, 0, 0) X(linear, 1, 2) X(unary, 1, 1) X(binary, 2, 2) X(muladd, 3, 3) X(cross, 3, 4) X(interaction, 2, 2) X(copy, 1, 1)       \
     X(cat, 1, 65536) X(sum, 1, 1) X(softmax, 1, 1) X(layer_norm, 1, 3) X(matmul, 2, 2) X(rows, 0, 0) X(lengths, 0, 0)       \
     X(compare, 1, 2) X(where, 3, 3) X(top, 1, 1)
+/** Those that go from samples to the members of their lists, or back (lists.c). */
+#define PERI__MODEL_OF_MEMBERS(X)                                                                                                          \
+    X(members, 0, 0) X(spread, 1, 1) X(pool, 1, 1) X(attention, 3, 4) X(places, 0, 1) X(times, 0, 0) X(take, 2, 2) X(select, 2, 2)
 enum {
 #define X(name, least, most) PERI__MODEL_##name,
     PERI__MODEL_OPERATIONS(X)
@@ -101,6 +106,7 @@ enum { PERI__MODEL_NUMBERS = 2, PERI__MODEL_TEXT = 200, PERI__MODEL_SOURCE = 100
 typedef struct peri__model_operation {
     int32_t kind, out, weight; /* weight: a section, or -1 */
     int32_t table;             /* of top: the items; -1 */
+    int32_t input;             /* of times; -1 */
     int32_t weight_dtype;      /* PERI_F32, PERI_BF16, PERI_I8; -1: unknown */
     int32_t n_in, n_sizes, n_bags, n_numbers;
     int32_t *in;
@@ -110,6 +116,23 @@ typedef struct peri__model_operation {
     char function[16];
     int32_t code; /* of the function, by check.c */
 } peri__model_operation;
+
+/** A list of each sample: its members are the ids (or whole numbers) of some inputs, which are equally many in all of these, or those
+ *  members of another list that the operation select has kept:
+ *
+ *      sample    input "item"    list 0: 5 members    list 1, of list 0, of mask 0 1 1 0 1: 3 members
+ *      0         7 3 9           0 1 2                1 2
+ *      1                         -                    -
+ *      2         4 4             3 4                  4
+ */
+typedef struct peri__model_list {
+    int32_t *inputs;
+    int32_t n_inputs; /* 0: it is of another list */
+    int32_t of;       /* that list, or -1 */
+    /* Found by check.c: */
+    int32_t made_by;  /* the operation that keeps the members, or -1 */
+    int32_t first;    /* the input that it comes from */
+} peri__model_list;
 
 /** How an embedding table lies in the file. */
 typedef struct peri__model_rows {
@@ -137,6 +160,13 @@ typedef struct peri__model_mapped {
     int32_t input, map;
 } peri__model_mapped;
 
+/** What lists of an input have to be like. */
+typedef struct peri__model_rule {
+    int64_t length; /* each list has so many; 0: any number */
+    int32_t like;   /* lists are as long as those of this input; -1: as they please */
+    int32_t counts; /* of a dense input: a whole number from 0 to the length of the sample's list of this input; -1: any number */
+} peri__model_rule;
+
 struct peri_model {
     peri__refs refs;
     peri__mapped file;
@@ -146,16 +176,18 @@ struct peri_model {
     int32_t version;
     int64_t step, table_bytes;
     /* n_*: entries; the lists grow while the header is read. */
-    int32_t n_sections, n_values, n_operations, n_inputs, n_outputs, n_tables, n_maps, n_mapped;
+    int32_t n_sections, n_values, n_operations, n_inputs, n_outputs, n_tables, n_maps, n_mapped, n_lists;
     peri__model_section *sections;
     peri__model_map *maps;
+    peri__model_list *lists;
     /* By check.c: */
     peri__model_mapped *mapped; /* each input and map that meet, once */
-    int64_t *longest;           /* n_inputs: ids of the longest list that there are weights of places for; 0: any */
+    int64_t *longest;           /* n_inputs: ids of the longest list that operations take; 0: any */
     bool makes;                 /* some bag makes rows or weights, for which contexts have room */
     peri__model_value *values;
     peri__model_operation *operations;
     peri_model_input *inputs;
+    peri__model_rule *rules; /* n_inputs */
     peri_model_output *outputs;
     int32_t *output_values;
     peri_model_table *tables;
@@ -173,6 +205,12 @@ int32_t peri__model_format(const char *dtype, int64_t columns, int64_t *stride, 
 /** Write panels of @cols x @inner numbers as those of @dtype (PERI_F32, PERI_BF16, PERI_I8; to nearest even) to @to; returns their
  *  bytes. */
 int64_t peri__model_panels_as(const float *panels, int64_t cols, int64_t inner, int32_t dtype, void *to);
+/** The input whose lists output @output follows; -1: it has numbers of samples. */
+static inline int32_t peri__model_output_list(const peri_model *m, int32_t output)
+{
+    const int32_t list = m->values[m->output_values[output]].list;
+    return list < 0 ? -1 : m->lists[list].first;
+}
 /** The bytes of a section. */
 static inline const void *peri__model_data(const peri_model *m, int32_t section) { return m->file.data + m->sections[section].offset; }
 
@@ -196,17 +234,23 @@ void peri__model_map_index(const int64_t *ids, int64_t rows, int64_t free, uint3
 /* -- calls ----------------------------------------------------------------------------------------------------------------------------- */
 
 /** Samples that are computed together: their intermediate results stay in the processor's caches. Results do not depend on it. */
-enum { PERI__MODEL_BLOCK = 128, PERI__MODEL_IDS_MOST = 65536 };
+enum {
+    PERI__MODEL_BLOCK = 128,
+    PERI__MODEL_MEMBERS = 2048, /* members of one list that are computed together, unless a sample has more */
+    PERI__MODEL_IDS_MOST = 65536
+};
 
 struct peri_model_context {
     peri_model *model;
     int64_t max_batch, max_ids, block, bytes;
+    int64_t members;          /* that values of lists have room for */
     char *memory;
     float **values;           /* n_values: where each lies; NULL: an input, at the caller's */
     float *scratch;           /* of matmul */
     int64_t *offsets;         /* block + 1 zeros: of missing lists */
     int64_t *moved, *rows;    /* block + 1 offsets, and max_ids rows: of lists whose rows or weights are made; else NULL */
     float *weights;           /* max_ids */
+    int64_t *lists;           /* n_lists x (block + 1): which members each sample has, in the block that is being computed */
     const float **at;         /* n_values: where each lies, in the block that is being computed */
 };
 
@@ -215,6 +259,10 @@ peri_status peri__model_values(const char *function, const peri_model *m, int64_
                                int64_t *skipped);
 /** f32 numbers that the operation top needs beside its values. */
 int64_t peri__model_top_scratch(const peri_model *m, const peri__model_operation *o);
+/** Which members samples have: list @l's offsets, [samples + 1]. */
+static inline int64_t *peri__model_list_of(const peri_model_context *c, int32_t l) { return c->lists + l * (c->block + 1); }
+/** How many of the samples from @first on, below @batch, the context has room for at once. */
+int64_t peri__model_block_of(const peri_model_context *c, int64_t first, int64_t batch, const peri_model_values *inputs);
 /** All operations for samples [first, first + n). */
 void peri__model_run(peri_model_context *c, int64_t first, int64_t n, const peri_model_values *inputs);
 

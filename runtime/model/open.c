@@ -25,6 +25,8 @@ static void release_lists(peri_model *m)
     }
     for (int32_t i = 0; i < m->n_sections; i++) peri__free(m->sections[i].source);
     for (int32_t i = 0; i < m->n_maps; i++) peri__free(m->maps[i].segments);
+    for (int32_t i = 0; i < m->n_lists; i++) peri__free(m->lists[i].inputs);
+    peri__free(m->lists);
     peri__free(m->maps);
     peri__free(m->mapped);
     peri__free(m->longest);
@@ -32,6 +34,7 @@ static void release_lists(peri_model *m)
     peri__free(m->values);
     peri__free(m->operations);
     peri__free(m->inputs);
+    peri__free(m->rules);
     peri__free(m->outputs);
     peri__free(m->output_values);
     peri__free(m->tables);
@@ -182,6 +185,21 @@ const peri_model_output *peri_model_outputs(const peri_model *model, int64_t *n)
 {
     if (n) *n = model ? model->n_outputs : 0;
     return model ? model->outputs : NULL;
+}
+
+peri_status peri_model_input_describe(const peri_model *model, int64_t input, peri_model_input_rules *out)
+{
+    PERI_NEED(model);
+    if (input < 0 || input >= model->n_inputs)
+        return peri__fail(PERI_EINVAL, "peri_model_input_describe: input %lld, allowed: 0..%d", (long long)input, model->n_inputs - 1);
+    const peri__model_rule *rule = &model->rules[input];
+    const peri_model_input_rules now = {.length = rule->length, .like = rule->like, .counts = rule->counts};
+    return PERI_GIVE(peri_model_input_rules, out, &now);
+}
+
+int64_t peri_model_output_list(const peri_model *model, int64_t output)
+{
+    return model && output >= 0 && output < model->n_outputs ? peri__model_output_list(model, (int32_t)output) : -1;
 }
 
 const peri_model_table *peri_model_tables(const peri_model *model, int64_t *n)

@@ -4,114 +4,20 @@
  * with the same arguments, so that a model file answers what the model answered.
  */
 #include "../../kernels/dense.h"
-#include "../../kernels/tbe.h"
-#include "../../kernels/work.h"
 #include "../../kernels/nearest.h"
 #include "../base/floats.h"
 #include "../sparse/sparse_internal.h"
 #include "../embed/embed_internal.h"
-#include "model_internal.h"
-
-/** One operation, and the samples that it is for. */
-typedef struct run {
-    peri_model_context *c;
-    const peri_kernels *kernels;
-    const peri__model_operation *o;
-    const peri_model_values *inputs;
-    float *out;
-    int64_t first, n; /* samples of the call */
-    int64_t columns;  /* of `out` */
-} run;
-
-#define CALL(r, name, args, range) ((r)->kernels->fn[PERI_K_##name]((args), 0, (range)))
-
-static const float *in(const run *r, int32_t i) { return r->c->at[r->o->in[i]]; }
-static int64_t in_columns(const run *r, int32_t i) { return r->c->model->values[r->o->in[i]].columns; }
-/** Numbers from one sample of input @i to the next: constants are the same for all. */
-static int64_t in_step(const run *r, int32_t i) { return r->c->model->values[r->o->in[i]].section >= 0 ? 0 : in_columns(r, i); }
+#include "run.h"
 
 /* -- lookups --------------------------------------------------------------------------------------------------------------------------- */
-
-/** Bytes of rows that are asked for before they are needed. */
-enum { ROWS_AHEAD = 8 << 10 };
-
-/** Some samples' lists of the ids of one bag. */
-typedef struct lists {
-    const int64_t *ids, *offsets; /* offsets: n + 1, of places in `ids` and `weights` */
-    const float *weights;
-    int64_t n, rows; /* samples; ids below `rows` have a row, others count as zeros */
-    float *out;      /* of the first sample, or (PERI_POOLING_NONE) of the first id */
-    int64_t out_stride;
-    int32_t pooling;
-} lists;
-
-static void look_up(const run *r, const peri__model_bag *bag, const lists *l)
-{
-    const peri_model *m = r->c->model;
-    const peri__model_rows *rows = &m->rows[bag->table];
-    const int64_t ids = l->offsets[l->n];
-    const peri_k_tbe_table table = {.rows = l->rows, .cols = m->tables[bag->table].columns, .stride = rows->stride,
-                                    .pooling = l->pooling};
-    const peri_k_tbe_block block = {.bags = l->n, .out_offset = 0, .out_stride = l->out_stride};
-    peri_k_tbe_span spans[2];
-    peri_k_tbe_prepare_args prepare = {
-        .list = {.ids = l->ids, .offsets = l->offsets, .weights = l->weights, .tables = &table, .blocks = &block, .ordered = &block,
-                 .spans = spans, .n_ids = ids, .n_bags = l->n, .n_tables = 1, .n_blocks = 1, .capacity = ids, .ids_dtype = PERI_I64,
-                 .offsets_dtype = PERI_I64, .all_bags = l->n, .most_bags = l->n, .width = table.cols}};
-    CALL(r, tbe_prepare, &prepare, 1);
-    const peri_k_tbe_forward_args forward = {.list = prepare.list, .weight = peri__model_data(m, rows->section), .out = l->out, .chunks = 1,
-                                             .weight_dtype = rows->format, .out_dtype = PERI_F32,
-                                             .reach = {.ahead = ROWS_AHEAD, .near = true, .in_order = true}};
-    CALL(r, tbe_forward, &forward, 1);
-}
-
-/** The weights of lists whose offsets are @offsets[n + 1], by places. */
-static const float *weights_of(const run *r, const peri__model_bag *bag, const int64_t *offsets, int64_t n)
-{
-    const float *places = r->c->at[bag->positions];
-    for (int64_t b = 0; b < n; b++) memcpy(r->c->weights + offsets[b], places, sizeof *places * (size_t)(offsets[b + 1] - offsets[b]));
-    return r->c->weights;
-}
-
-/** The same where rows of raw ids, or weights of places, are made first: of as many samples at a time as the context has room for. */
-static void look_up_made(const run *r, const peri__model_bag *bag, const lists *all)
-{
-    lists part = *all;
-    for (int64_t first = 0; first < all->n; first += part.n) {
-        const int64_t *offsets = all->offsets + first, begin = offsets[0];
-        part.n = 1; /* no list is longer than max_ids */
-        while (first + part.n < all->n && offsets[part.n + 1] - begin <= r->c->max_ids) part.n++;
-        for (int64_t i = 0; i <= part.n; i++) r->c->moved[i] = offsets[i] - begin;
-        part.ids = all->ids + begin;
-        part.offsets = r->c->moved;
-        part.weights = all->weights ? all->weights + begin : NULL;
-        if (bag->positions >= 0) part.weights = weights_of(r, bag, part.offsets, part.n);
-        if (bag->map >= 0) {
-            peri__model_map_find(r->c->model, &r->c->model->maps[bag->map], part.ids, offsets[part.n] - begin, r->c->rows);
-            part.ids = r->c->rows;
-        }
-        part.out = all->out + first * all->out_stride;
-        look_up(r, bag, &part);
-    }
-}
-
-/** The lists of a bag's input. */
-static lists lists_of(const run *r, const peri__model_bag *bag)
-{
-    const peri_model *m = r->c->model;
-    const peri_model_values *v = &r->inputs[bag->input];
-    return (lists){.ids = v->ids, .weights = v->weights, .offsets = v->offsets ? v->offsets + r->first : r->c->offsets, .n = r->n,
-                   .rows = bag->map < 0 ? m->inputs[bag->input].rows : m->tables[bag->table].rows, .out = r->out,
-                   .out_stride = r->columns, .pooling = bag->pooling};
-}
 
 /** The rows of one feature in one table, into columns [at, at + columns of the table) of the result. */
 static void run_bag(const run *r, const peri__model_bag *bag, int64_t at)
 {
-    lists all = lists_of(r, bag);
+    lists all = peri__model_lists(r, bag);
     all.out += at;
-    if ((bag->map < 0 && bag->positions < 0) || all.offsets[all.n] == all.offsets[0]) look_up(r, bag, &all);
-    else look_up_made(r, bag, &all);
+    peri__model_look_up(r, bag, &all);
 }
 
 static void run_lookup(const run *r)
@@ -128,20 +34,19 @@ static void run_rows(const run *r)
 {
     const peri__model_bag *bag = r->o->bags;
     const int64_t most = r->o->sizes[0], columns = r->o->sizes[1];
-    const lists all = lists_of(r, bag);
+    const lists all = peri__model_lists(r, bag);
     for (int64_t b = 0; b < r->n; b++) {
         const int64_t n = peri__min(all.offsets[b + 1] - all.offsets[b], most), offsets[2] = {0, n};
         lists one = {.ids = all.ids + (n ? all.offsets[b] : 0), .offsets = offsets, .n = 1, .rows = all.rows,
                      .out = r->out + b * r->columns, .out_stride = columns, .pooling = PERI_POOLING_NONE};
         for (int64_t i = n * columns; i < r->columns; i++) one.out[i] = (float)r->o->numbers[0];
-        if (n > 0 && bag->map >= 0) look_up_made(r, bag, &one);
-        else if (n > 0) look_up(r, bag, &one);
+        if (n > 0) peri__model_look_up(r, bag, &one);
     }
 }
 
 static void run_lengths(const run *r)
 {
-    const lists all = lists_of(r, r->o->bags);
+    const lists all = peri__model_lists(r, r->o->bags);
     for (int64_t b = 0; b < r->n; b++) r->out[b] = (float)(all.offsets[b + 1] - all.offsets[b]);
 }
 
@@ -372,15 +277,29 @@ static void run_top(const run *r)
 
 static void (*const functions[PERI__MODEL_OPERATION_COUNT])(const run *r) = {
 #define X(name, least, most) run_##name,
-    PERI__MODEL_OPERATIONS(X)
+    PERI__MODEL_OF_SAMPLES(X)
+#undef X
+#define X(name, least, most) peri__run_##name,
+    PERI__MODEL_OF_MEMBERS(X)
 #undef X
 };
+
+/** The members of lists of inputs, those of sample @first being the first ones. */
+static void lists_of_block(peri_model_context *c, int64_t first, int64_t n, const peri_model_values *inputs)
+{
+    const peri_model *m = c->model;
+    for (int32_t l = 0; l < m->n_lists; l++) {
+        const int64_t *offsets = m->lists[l].n_inputs > 0 ? inputs[m->lists[l].first].offsets : NULL;
+        for (int64_t b = 0; b <= n; b++) peri__model_list_of(c, l)[b] = offsets ? offsets[first + b] - offsets[first] : 0;
+    }
+}
 
 void peri__model_run(peri_model_context *c, int64_t first, int64_t n, const peri_model_values *inputs)
 {
     const peri_model *m = c->model;
     PERI__OWN_FLOATS;
-    run r = {.c = c, .kernels = peri_kernels_get(), .inputs = inputs, .first = first, .n = n};
+    run r = {.c = c, .kernels = peri_kernels_get(), .inputs = inputs, .first = first, .samples = n};
+    lists_of_block(c, first, n, inputs);
     for (int32_t v = 0; v < m->n_values; v++)
         if (m->values[v].input >= 0) {
             const float *dense = inputs[m->values[v].input].dense;
@@ -389,29 +308,74 @@ void peri__model_run(peri_model_context *c, int64_t first, int64_t n, const peri
     for (int32_t i = 0; i < m->n_operations; i++) {
         r.o = &m->operations[i];
         r.out = c->values[r.o->out];
-        r.columns = m->values[r.o->out].columns;
-        functions[r.o->kind](&r);
+        const peri__model_value *v = &m->values[r.o->out];
+        r.columns = v->columns;
+        r.n = v->list < 0 || r.o->kind == PERI__MODEL_select ? n : peri__model_list_of(c, v->list)[n];
+        if (r.n > 0) functions[r.o->kind](&r);
     }
+}
+
+/** Numbers of output @i for samples [first, first + n), behind those of the samples before. */
+static void give(const peri_model_context *c, int32_t i, int64_t first, int64_t n, float *to, int64_t *offsets)
+{
+    const int64_t columns = c->model->outputs[i].columns;
+    const float *result = c->values[c->model->output_values[i]];
+    int64_t at = first, count = n;
+    if (peri__model_output_list(c->model, i) >= 0) {
+        const int64_t *list = peri__model_list_of(c, c->model->values[c->model->output_values[i]].list);
+        at = offsets[first];
+        count = list[n];
+        for (int64_t b = 0; b < n; b++) offsets[first + b + 1] = at + list[b + 1];
+    }
+    memcpy(to + at * columns, result, sizeof(float) * (size_t)(count * columns));
+}
+
+static peri_status check_outputs(const char *function, const peri_model *m, float *const *outputs, int64_t *const *offsets)
+{
+    if (!outputs) return peri__fail(PERI_EINVAL, "%s: outputs is missing", function);
+    for (int32_t i = 0; i < m->n_outputs; i++) {
+        if (!outputs[i] || peri__model_output_list(m, i) < 0) continue;
+        if (!offsets)
+            return peri__fail(PERI_EUNSUPPORTED, "%s: output '%s' is a list of each sample, allowed: with peri_model_predict_lists",
+                              function, m->outputs[i].name);
+        if (!offsets[i])
+            return peri__fail(PERI_EINVAL, "%s: output '%s' is a list of each sample, and its offsets are missing", function,
+                              m->outputs[i].name);
+        offsets[i][0] = 0;
+    }
+    return PERI_OK;
+}
+
+static peri_status answer(const char *function, peri_model_context *context, int64_t batch, const peri_model_values *inputs,
+                          float *const *outputs, int64_t *const *offsets)
+{
+    const peri_model *m = context->model;
+    if (batch < 0 || batch > context->max_batch)
+        return peri__fail(PERI_EINVAL, "%s: %lld samples, allowed with this context: 0..%lld", function, (long long)batch,
+                          (long long)context->max_batch);
+    PERI_TRY(peri__model_values(function, m, batch, context->max_ids, inputs, NULL));
+    PERI_TRY(check_outputs(function, m, outputs, offsets));
+    if (m->file.slot < 0) PERI_TRY(peri__model_unchanged(function, m)); /* nobody catches a read behind its end */
+    for (int64_t first = 0, n; first < batch; first += n) {
+        n = peri__model_block_of(context, first, batch, inputs);
+        peri__model_run(context, first, n, inputs);
+        for (int32_t i = 0; i < m->n_outputs; i++)
+            if (outputs[i]) give(context, i, first, n, outputs[i], offsets ? offsets[i] : NULL);
+    }
+    return peri__model_unchanged(function, m);
 }
 
 peri_status peri_model_predict(peri_model_context *context, int64_t batch, const peri_model_values *inputs, float *const *outputs)
 {
     PERI_NEED(context);
-    const peri_model *m = context->model;
-    if (batch < 0 || batch > context->max_batch)
-        return peri__fail(PERI_EINVAL, "peri_model_predict: %lld samples, allowed with this context: 0..%lld", (long long)batch,
-                          (long long)context->max_batch);
-    if (!outputs) return peri__fail(PERI_EINVAL, "peri_model_predict: outputs is missing");
-    PERI_TRY(peri__model_values("peri_model_predict", m, batch, context->max_ids, inputs, NULL));
-    if (m->file.slot < 0) PERI_TRY(peri__model_unchanged("peri_model_predict", m)); /* nobody catches a read behind its end */
-    for (int64_t first = 0; first < batch; first += context->block) {
-        const int64_t n = peri__min(context->block, batch - first);
-        peri__model_run(context, first, n, inputs);
-        for (int32_t i = 0; i < m->n_outputs; i++) {
-            const int64_t columns = m->outputs[i].columns;
-            const float *result = context->values[m->output_values[i]];
-            if (outputs[i]) memcpy(outputs[i] + first * columns, result, sizeof(float) * (size_t)(n * columns));
-        }
-    }
-    return peri__model_unchanged("peri_model_predict", m);
+    return answer("peri_model_predict", context, batch, inputs, outputs, NULL);
+}
+
+peri_status peri_model_predict_lists(peri_model_context *context, int64_t batch, const peri_model_values *inputs, float *const *outputs,
+                                     int64_t *const *offsets)
+{
+    static const char f[] = "peri_model_predict_lists";
+    PERI_NEED(context);
+    if (!offsets) return peri__fail(PERI_EINVAL, "%s: offsets is missing", f);
+    return answer(f, context, batch, inputs, outputs, offsets);
 }

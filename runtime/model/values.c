@@ -11,6 +11,8 @@ typedef struct checker {
     const char *function;
     const peri_model *m;
     const peri_model_input *input;
+    const peri__model_rule *rule;    /* of the input */
+    const peri_model_values *values; /* of all inputs */
     int64_t batch, max_ids;
 } checker;
 
@@ -38,6 +40,26 @@ static int64_t count_unknown(const int64_t *ids, int64_t n, int64_t rows)
     int64_t unknown = 0;
     for (int64_t i = 0; i < n; i++) unknown += (uint64_t)ids[i] >= (uint64_t)rows;
     return unknown;
+}
+
+/** Members of sample @b's list of input @i, whose values may be missing. */
+static int64_t length_of(const checker *c, int32_t i, int64_t b)
+{
+    const int64_t *offsets = c->values[i].offsets;
+    return offsets ? offsets[b + 1] - offsets[b] : 0;
+}
+
+/** Numbers that count members of a list. */
+static peri_status check_counts(const checker *c, const peri_model_values *v)
+{
+    for (int64_t b = 0; b < c->batch; b++) {
+        const int64_t most = length_of(c, c->rule->counts, b);
+        if (!(v->dense[b] >= 0 && v->dense[b] <= (float)most && v->dense[b] == (float)(int64_t)v->dense[b]))
+            return peri__fail(PERI_ERANGE, "%s: input '%s', sample %lld is %g, allowed: whole numbers 0..%lld, the length of its list '%s'",
+                              c->function, c->input->name, (long long)b, (double)v->dense[b], (long long)most,
+                              c->m->inputs[c->rule->counts].name);
+    }
+    return PERI_OK;
 }
 
 static peri_status check_dense(const checker *c, const peri_model_values *v)
@@ -115,6 +137,21 @@ static peri_status check_offsets(const checker *c, const peri_model_values *v)
     return PERI_OK;
 }
 
+/** Lists that are as long as those of another input, or have one length. */
+static peri_status check_lengths(const checker *c, const peri_model_values *v)
+{
+    const peri_model_input *in = c->input;
+    for (int64_t b = 0; b < c->batch && (c->rule->like >= 0 || c->rule->length > 0); b++) {
+        const int64_t n = v->offsets ? v->offsets[b + 1] - v->offsets[b] : 0;
+        const int64_t wanted = c->rule->like >= 0 ? length_of(c, c->rule->like, b) : c->rule->length;
+        if (n == wanted) continue;
+        return peri__fail(PERI_ERANGE, "%s: input '%s', sample %lld: a list of %lld, allowed: %lld%s%s%s", c->function, in->name,
+                          (long long)b, (long long)n, (long long)wanted, c->rule->like >= 0 ? ", the length of its list '" : "",
+                          c->rule->like >= 0 ? c->m->inputs[c->rule->like].name : "", c->rule->like >= 0 ? "'" : "");
+    }
+    return PERI_OK;
+}
+
 static peri_status check_ids(const checker *c, const peri_model_values *v, int64_t *skipped)
 {
     if (v->dense)
@@ -129,6 +166,7 @@ static peri_status check_ids(const checker *c, const peri_model_values *v, int64
     if (n > 0 && !v->weights != !c->input->weighted)
         return peri__fail(PERI_EINVAL, "%s: input '%s' %s", c->function, c->input->name,
                           c->input->weighted ? "wants a weight for each id, but there are none" : "has no weights, but some were given");
+    if (c->input->kind == PERI_MODEL_WHOLE) return PERI_OK;
     int64_t unknown = 0;
     if (c->input->mapped) PERI_TRY(check_raw(c, v, skipped ? &unknown : NULL));
     else unknown = count_unknown(v->ids, n, c->input->rows);
@@ -142,7 +180,7 @@ static peri_status check_ids(const checker *c, const peri_model_values *v, int64
 peri_status peri__model_values(const char *function, const peri_model *m, int64_t batch, int64_t max_ids, const peri_model_values *inputs,
                                int64_t *skipped)
 {
-    checker c = {.function = function, .m = m, .batch = batch, .max_ids = max_ids};
+    checker c = {.function = function, .m = m, .values = inputs, .batch = batch, .max_ids = max_ids};
     if (batch < 0) return peri__fail(PERI_EINVAL, "%s: %lld samples, allowed: 0 and more", function, (long long)batch);
     if (!inputs && m->n_inputs > 0) return peri__fail(PERI_EINVAL, "%s: inputs is missing", function);
     for (int32_t i = 0; i < m->n_inputs && batch > 0; i++) {
@@ -155,6 +193,12 @@ peri_status peri__model_values(const char *function, const peri_model *m, int64_
             return peri__fail(PERI_EINVAL, "%s: input '%s' is missing", function, c.input->name);
         if (c.input->kind == PERI_MODEL_DENSE) PERI_TRY(check_dense(&c, v));
         else PERI_TRY(check_ids(&c, v, skipped));
+    }
+    for (int32_t i = 0; i < m->n_inputs && batch > 0; i++) { /* all lists are sound by now */
+        c.input = &m->inputs[i];
+        c.rule = &m->rules[i];
+        if (c.input->kind != PERI_MODEL_DENSE) PERI_TRY(check_lengths(&c, &inputs[i]));
+        else if (c.rule->counts >= 0 && inputs[i].dense) PERI_TRY(check_counts(&c, &inputs[i]));
     }
     return PERI_OK;
 }

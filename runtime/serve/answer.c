@@ -41,24 +41,56 @@ static void print_sample(peri__buffer *b, const float *numbers, int64_t width)
     if (width != 1) word(b, "]");
 }
 
-static peri_status check(const peri__serve_facts *facts, const peri__serve_question *q, float *const *outputs)
+/** An answer while it is written. */
+typedef struct writer {
+    peri__buffer *b;
+    const peri__serve_facts *facts;
+    const peri__serve_question *q;
+    float *const *outputs;
+    int64_t *const *offsets;
+} writer;
+
+/** Where sample @i's numbers of output @k begin, counted in widths. */
+static int64_t begin_of(const writer *w, int32_t k, int64_t i) { return w->facts->outputs[k].listed ? w->offsets[k][i] : i; }
+static int64_t begin(const writer *w, int32_t k) { return begin_of(w, k, w->q->first); }
+static int64_t end(const writer *w, int32_t k) { return begin_of(w, k, w->q->first + w->q->samples); }
+
+/** What output @k has for sample @i: its numbers, or a list of those of each of its members. */
+static void print_output(const writer *w, int32_t k, int64_t i)
 {
-    for (int32_t k = 0; k < facts->n_outputs; k++) {
-        int64_t width = facts->outputs[k].width;
-        for (int64_t i = q->first * width; q->wanted[k] && i < (q->first + q->samples) * width; i++)
-            if (!isfinite(outputs[k][i]))
-                return peri__fail(PERI_EINVAL, "output '%s' of sample %lld is %f", facts->outputs[k].name,
-                                  (long long)(i / width - q->first), (double)outputs[k][i]);
+    const int64_t width = w->facts->outputs[k].width;
+    if (!w->facts->outputs[k].listed) return print_sample(w->b, w->outputs[k] + i * width, width);
+    word(w->b, "[");
+    for (int64_t n = w->offsets[k][i]; n < w->offsets[k][i + 1]; n++) {
+        if (n > w->offsets[k][i]) word(w->b, ",");
+        print_sample(w->b, w->outputs[k] + n * width, width);
+    }
+    word(w->b, "]");
+}
+
+static peri_status check(const writer *w)
+{
+    for (int32_t k = 0; k < w->facts->n_outputs; k++) {
+        const int64_t width = w->facts->outputs[k].width;
+        int64_t sample = w->q->first;
+        for (int64_t i = begin(w, k) * width; w->q->wanted[k] && i < end(w, k) * width; i++) {
+            while (i >= begin_of(w, k, sample + 1) * width) sample++;
+            if (!isfinite(w->outputs[k][i]))
+                return peri__fail(PERI_EINVAL, "output '%s' of sample %lld is %f", w->facts->outputs[k].name,
+                                  (long long)(sample - w->q->first), (double)w->outputs[k][i]);
+        }
     }
     return PERI_OK;
 }
 
 /** {"predictions": [...]} of rows: a number or list each, or an object if there are several outputs. */
-static void write_rows(peri__buffer *b, const peri__serve_facts *facts, const peri__serve_question *q, float *const *outputs)
+static void write_rows(const writer *w)
 {
+    peri__buffer *b = w->b;
+    const peri__serve_facts *facts = w->facts;
     word(b, "{\"predictions\":[");
-    for (int64_t i = q->first; i < q->first + q->samples; i++) {
-        if (i > q->first) word(b, ",");
+    for (int64_t i = w->q->first; i < w->q->first + w->q->samples; i++) {
+        if (i > w->q->first) word(b, ",");
         if (facts->n_outputs != 1) word(b, "{");
         for (int32_t k = 0; k < facts->n_outputs; k++) {
             if (facts->n_outputs != 1) {
@@ -66,25 +98,27 @@ static void write_rows(peri__buffer *b, const peri__serve_facts *facts, const pe
                 peri__buffer_quote(b, facts->outputs[k].name);
                 word(b, ":");
             }
-            print_sample(b, outputs[k] + i * facts->outputs[k].width, facts->outputs[k].width);
+            print_output(w, k, i);
         }
         if (facts->n_outputs != 1) word(b, "}");
     }
     word(b, "]}\n");
 }
 
-static void write_column(peri__buffer *b, const peri__serve_question *q, const float *numbers, int64_t width)
+static void write_column(const writer *w, int32_t k)
 {
-    word(b, "[");
-    for (int64_t i = q->first; i < q->first + q->samples; i++) {
-        if (i > q->first) word(b, ",");
-        print_sample(b, numbers + i * width, width);
+    word(w->b, "[");
+    for (int64_t i = w->q->first; i < w->q->first + w->q->samples; i++) {
+        if (i > w->q->first) word(w->b, ",");
+        print_output(w, k, i);
     }
-    word(b, "]");
+    word(w->b, "]");
 }
 
-static void write_columns(peri__buffer *b, const peri__serve_facts *facts, const peri__serve_question *q, float *const *outputs)
+static void write_columns(const writer *w)
 {
+    peri__buffer *b = w->b;
+    const peri__serve_facts *facts = w->facts;
     word(b, facts->n_outputs == 1 ? "{\"outputs\":" : "{\"outputs\":{");
     for (int32_t k = 0; k < facts->n_outputs; k++) {
         if (facts->n_outputs != 1) {
@@ -92,68 +126,93 @@ static void write_columns(peri__buffer *b, const peri__serve_facts *facts, const
             peri__buffer_quote(b, facts->outputs[k].name);
             word(b, ":");
         }
-        write_column(b, q, outputs[k], facts->outputs[k].width);
+        write_column(w, k);
     }
     word(b, facts->n_outputs == 1 ? "}\n" : "}}\n");
 }
 
-static void write_tensor(peri__buffer *b, const peri__serve_output *o, const peri__serve_question *q, const float *numbers, bool binary)
+/** A tensor's head: its name with @more behind, and shape [rows] or [rows, width]. */
+static void write_head(const writer *w, int32_t k, const char *more, int64_t rows, int64_t width, const char *datatype)
 {
-    word(b, "{\"name\":");
-    peri__buffer_quote(b, o->name);
-    peri__buffer_print(b, o->width == 1 ? ",\"shape\":[%" PRId64 "]" : ",\"shape\":[%" PRId64 ",%" PRId64 "]", q->samples, o->width);
-    word(b, ",\"datatype\":\"FP32\"");
-    if (binary) {
-        peri__buffer_print(b, ",\"parameters\":{\"binary_data_size\":%" PRId64 "}}", q->samples * o->width * 4);
+    char name[256];
+    snprintf(name, sizeof name, "%s%s", w->facts->outputs[k].name, more);
+    word(w->b, "{\"name\":");
+    peri__buffer_quote(w->b, name);
+    peri__buffer_print(w->b, width == 1 ? ",\"shape\":[%" PRId64 "]" : ",\"shape\":[%" PRId64 ",%" PRId64 "]", rows, width);
+    peri__buffer_print(w->b, ",\"datatype\":\"%s\"", datatype);
+}
+
+static void write_tensor(const writer *w, int32_t k)
+{
+    const int64_t width = w->facts->outputs[k].width, from = begin(w, k) * width, to = end(w, k) * width;
+    write_head(w, k, "", end(w, k) - begin(w, k), width, "FP32");
+    if (w->q->binary[k]) {
+        peri__buffer_print(w->b, ",\"parameters\":{\"binary_data_size\":%" PRId64 "}}", (to - from) * (int64_t)sizeof(float));
         return;
     }
-    word(b, ",\"data\":[");
-    for (int64_t i = q->first * o->width; i < (q->first + q->samples) * o->width; i++) {
-        if (i > q->first * o->width) word(b, ",");
-        print_number(b, numbers[i]);
+    word(w->b, ",\"data\":[");
+    for (int64_t i = from; i < to; i++) {
+        if (i > from) word(w->b, ",");
+        print_number(w->b, w->outputs[k][i]);
     }
-    word(b, "]}");
+    word(w->b, "]}");
+}
+
+/** How many of a listed output's rows each sample has. */
+static void write_lengths(const writer *w, int32_t k)
+{
+    word(w->b, ",");
+    write_head(w, k, ".lengths", w->q->samples, 1, "INT64");
+    word(w->b, ",\"data\":[");
+    for (int64_t i = w->q->first; i < w->q->first + w->q->samples; i++)
+        peri__buffer_print(w->b, i > w->q->first ? ",%" PRId64 : "%" PRId64, w->offsets[k][i + 1] - w->offsets[k][i]);
+    word(w->b, "]}");
 }
 
 /** Returns the bytes of JSON if binary tensors follow, else 0. */
-static int64_t write_v2(peri__buffer *b, const peri__serve_facts *facts, const peri__serve_question *q, float *const *outputs)
+static int64_t write_v2(const writer *w)
 {
+    peri__buffer *b = w->b;
+    const peri__serve_facts *facts = w->facts;
     bool any = false, first = true;
     word(b, "{\"model_name\":");
     peri__buffer_quote(b, facts->name);
     word(b, ",\"model_version\":");
     peri__buffer_quote(b, facts->version);
-    if (*q->id) {
+    if (*w->q->id) {
         word(b, ",\"id\":");
-        peri__buffer_quote(b, q->id);
+        peri__buffer_quote(b, w->q->id);
     }
     word(b, ",\"outputs\":[");
     for (int32_t k = 0; k < facts->n_outputs; k++) {
-        if (!q->wanted[k]) continue;
+        if (!w->q->wanted[k]) continue;
         if (!first) word(b, ",");
         first = false;
-        any |= q->binary[k];
-        write_tensor(b, &facts->outputs[k], q, outputs[k], q->binary[k]);
+        any |= w->q->binary[k];
+        write_tensor(w, k);
+        if (facts->outputs[k].listed) write_lengths(w, k);
     }
     word(b, any ? "]}" : "]}\n");
     int64_t json = any ? b->bytes : 0;
     for (int32_t k = 0; k < facts->n_outputs; k++) {
         int64_t width = facts->outputs[k].width;
-        if (q->wanted[k] && q->binary[k])
-            peri__buffer_append(b, (const char *)(outputs[k] + q->first * width), q->samples * width * (int64_t)sizeof(float));
+        if (w->q->wanted[k] && w->q->binary[k])
+            peri__buffer_append(b, (const char *)(w->outputs[k] + begin(w, k) * width),
+                                (end(w, k) - begin(w, k)) * width * (int64_t)sizeof(float));
     }
     return json;
 }
 
-peri_status peri__serve_write(const peri__serve_facts *facts, const peri__serve_question *question, float *const *outputs, char **out,
-                              int64_t *bytes, int64_t *json_bytes)
+peri_status peri__serve_write(const peri__serve_facts *facts, const peri__serve_question *question, float *const *outputs,
+                              int64_t *const *offsets, char **out, int64_t *bytes, int64_t *json_bytes)
 {
     peri__buffer b = {0};
+    const writer w = {&b, facts, question, outputs, offsets};
     int64_t json = 0;
-    PERI_TRY(check(facts, question, outputs));
-    if (question->form == PERI__SERVE_ROWS) write_rows(&b, facts, question, outputs);
-    else if (question->form == PERI__SERVE_COLUMNS) write_columns(&b, facts, question, outputs);
-    else json = write_v2(&b, facts, question, outputs);
+    PERI_TRY(check(&w));
+    if (question->form == PERI__SERVE_ROWS) write_rows(&w);
+    else if (question->form == PERI__SERVE_COLUMNS) write_columns(&w);
+    else json = write_v2(&w);
     if (b.status < 0) {
         peri__free(b.data);
         return b.status;
@@ -164,7 +223,7 @@ peri_status peri__serve_write(const peri__serve_facts *facts, const peri__serve_
     return PERI_OK;
 }
 
-static void describe_input(peri__buffer *b, const peri__serve_input *in)
+static void describe_input(peri__buffer *b, const peri__serve_facts *facts, const peri__serve_input *in)
 {
     static const char *const kinds[] = {"numbers", "ids", "weights"};
     bool ids = in->kind == PERI__SERVE_IDS;
@@ -176,6 +235,11 @@ static void describe_input(peri__buffer *b, const peri__serve_input *in)
     else peri__buffer_print(b, ",\"shape\":[-1,%" PRId64 "]", in->width);
     peri__buffer_print(b, ",\"parameters\":{\"kind\":\"%s\"", kinds[in->kind]);
     if (ids) peri__buffer_print(b, ",\"least\":\"0\",\"most\":\"%" PRIu64 "\"", in->rows - 1); /* rows 0: 2^64 - 1 */
+    if (ids && in->length > 0) peri__buffer_print(b, ",\"length\":%" PRId64, in->length);
+    if (in->same || in->counts) {
+        word(b, in->same ? ",\"like\":" : ",\"counts\":");
+        peri__buffer_quote(b, facts->inputs[in->of].name);
+    }
     word(b, in->optional ? ",\"optional\":true" : ",\"optional\":false");
     if (ids) word(b, in->skip ? ",\"unknown\":\"skip\"" : ",\"unknown\":\"refuse\"");
     word(b, "}}");
@@ -191,14 +255,15 @@ peri_status peri__serve_describe(const peri__serve_facts *facts, char **out, int
     word(&b, "],\"platform\":\"perilune\",\"inputs\":[");
     for (int32_t f = 0; f < facts->n_inputs; f++) {
         if (f) word(&b, ",");
-        describe_input(&b, &facts->inputs[f]);
+        describe_input(&b, facts, &facts->inputs[f]);
     }
     word(&b, "],\"outputs\":[");
     for (int32_t k = 0; k < facts->n_outputs; k++) {
         word(&b, k ? ",{\"name\":" : "{\"name\":");
         peri__buffer_quote(&b, facts->outputs[k].name);
-        if (facts->outputs[k].width == 1) word(&b, ",\"datatype\":\"FP32\",\"shape\":[-1]}");
-        else peri__buffer_print(&b, ",\"datatype\":\"FP32\",\"shape\":[-1,%" PRId64 "]}", facts->outputs[k].width);
+        word(&b, facts->outputs[k].listed ? ",\"datatype\":\"FP32\",\"shape\":[-1,-1" : ",\"datatype\":\"FP32\",\"shape\":[-1");
+        if (facts->outputs[k].width != 1) peri__buffer_print(&b, ",%" PRId64, facts->outputs[k].width);
+        word(&b, "]}");
     }
     word(&b, "]}\n");
     if (b.status < 0) {

@@ -15,7 +15,10 @@ typedef struct peri__serve_input {
     const char *name;
     int32_t kind;  /* NUMBERS: width numbers; IDS: a list of ids of any length; WEIGHTS: a number for each id of feature `of`. The name of
                       weights is that of their ids with ".weights" behind */
-    int32_t of;    /* WEIGHTS: a feature before this one */
+    int32_t of;    /* WEIGHTS, `same`, `counts`: another feature */
+    bool same;     /* IDS: lists are as long as those of feature `of` */
+    bool counts;   /* NUMBERS of width 1: whole, from 0 to the length of the sample's list of feature `of` */
+    int64_t length; /* IDS: all lists have so many; 0: any number */
     int64_t width; /* NUMBERS */
     uint64_t rows; /* IDS: there are rows for 0 to rows - 1; 0: all 2^64 ids are known to a map, or are for the map to judge */
     bool skip;     /* IDS: an id without a row counts as zeros; else it is an error */
@@ -26,7 +29,9 @@ typedef struct peri__serve_input {
 
 typedef struct peri__serve_output {
     const char *name;
-    int64_t width; /* numbers for a sample */
+    int64_t width; /* numbers for a sample, or for each of its list */
+    bool listed;   /* a sample has a list, of at most as many as its list of feature `list` has */
+    int32_t list;
 } peri__serve_output;
 
 enum { PERI__SERVE_MOST_IDS = 65536 };
@@ -56,10 +61,12 @@ typedef struct peri__serve_kind {
      *  `drop`. */
     peri_status (*context)(peri__serve_model *model, int64_t most, void **out);
     void (*drop)(peri__serve_model *model, void *context);
-    /** @outputs[k]: [samples, width of output k]. A sample's numbers depend on nothing but its own features. Any number of threads, each
-     *  with a context of its own. PERI_EINVAL, PERI_ERANGE: the model refuses what a sample says. */
+    /** @outputs[k]: [samples, width of output k], or, where it is `listed`, one list after the other: that of sample i from offsets[k][i]
+     *  to before offsets[k][i + 1] times the width; @offsets[k]: [samples + 1], to be filled in. A sample's numbers depend on nothing but
+     *  its own features. Any number of threads, each with a context of its own. PERI_EINVAL, PERI_ERANGE: the model refuses what a sample
+     *  says. */
     peri_status (*predict)(peri__serve_model *model, void *context, int64_t samples, const peri__serve_column *columns,
-                           float *const *outputs);
+                           float *const *outputs, int64_t *const *offsets);
     /** Ids of a batch that the model's maps have no row for, and that it skips; NULL: it has no such maps. */
     int64_t (*skipped)(peri__serve_model *model, void *context, int64_t samples, const peri__serve_column *columns);
     /** Free it; the last reference has gone. */

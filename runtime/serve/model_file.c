@@ -75,10 +75,10 @@ static const peri_model_values *values_of(file_model *m, file_context *c, const 
 }
 
 static peri_status predict(peri__serve_model *model, void *context, int64_t samples, const peri__serve_column *columns,
-                           float *const *outputs)
+                           float *const *outputs, int64_t *const *offsets)
 {
     file_context *c = context;
-    return peri_model_predict(c->context, samples, values_of((file_model *)model, c, columns), outputs);
+    return peri_model_predict_lists(c->context, samples, values_of((file_model *)model, c, columns), outputs, offsets);
 }
 
 static int64_t skipped(peri__serve_model *model, void *context, int64_t samples, const peri__serve_column *columns)
@@ -101,7 +101,7 @@ static peri_status take_inputs(file_model *m)
     if (!m->map || !m->names || !m->inputs) return PERI_ENOMEM;
     int32_t f = 0;
     for (int64_t i = 0; i < m->n; i++) {
-        bool ids = from[i].kind == PERI_MODEL_IDS;
+        bool ids = from[i].kind != PERI_MODEL_DENSE;
         m->map[i] = (input_map){f, from[i].weighted ? f + 1 : -1};
         m->inputs[f++] = (peri__serve_input){.name = from[i].name,
                                              .kind = ids ? PERI__SERVE_IDS : PERI__SERVE_NUMBERS,
@@ -120,6 +120,16 @@ static peri_status take_inputs(file_model *m)
             .name = m->names[i], .kind = PERI__SERVE_WEIGHTS, .of = f - 1, .optional = from[i].optional, .any = !from[i].finite};
         f++;
     }
+    for (int64_t i = 0; i < m->n; i++) { /* what an input says of another one, as features */
+        peri__serve_input *in = &m->inputs[m->map[i].column];
+        peri_model_input_rules rules = {.size = sizeof rules};
+        PERI_TRY(peri_model_input_describe(m->file, i, &rules));
+        const int64_t of = rules.like >= 0 ? rules.like : rules.counts;
+        in->length = rules.length;
+        if (of < 0) continue;
+        *(rules.like >= 0 ? &in->same : &in->counts) = true;
+        in->of = m->map[of].column;
+    }
     m->model.facts.inputs = m->inputs;
     m->model.facts.n_inputs = f;
     return PERI_OK;
@@ -131,7 +141,11 @@ static peri_status take_outputs(file_model *m)
     const peri_model_output *from = peri_model_outputs(m->file, &n);
     m->outputs = peri__alloc_zero(sizeof *m->outputs * (size_t)n + 1);
     if (!m->outputs) return PERI_ENOMEM;
-    for (int64_t k = 0; k < n; k++) m->outputs[k] = (peri__serve_output){from[k].name, from[k].columns};
+    for (int64_t k = 0; k < n; k++) {
+        const int64_t list = peri_model_output_list(m->file, k);
+        m->outputs[k] = (peri__serve_output){.name = from[k].name, .width = from[k].columns, .listed = list >= 0,
+                                             .list = list >= 0 ? m->map[list].column : 0};
+    }
     m->model.facts.outputs = m->outputs;
     m->model.facts.n_outputs = (int32_t)n;
     return PERI_OK;

@@ -105,18 +105,42 @@ static bool read_columns(peri__serve_reader *r)
     return r->j->status >= 0;
 }
 
-/** A weight for each id, in the samples of this request. */
-static bool settle_weights(peri__serve_reader *r)
+/** Members of sample @i's list of feature @f. */
+static int64_t length_of(const peri__serve_reader *r, int32_t f, int64_t i)
+{
+    const int64_t *offsets = r->batch->columns[f].offsets;
+    return offsets[i + 1] - offsets[i];
+}
+
+/** What feature @f has for sample @i fits the list of feature `of`. */
+static bool settle_one(peri__serve_reader *r, int32_t f, int64_t i)
+{
+    const peri__serve_input *in = &r->batch->facts->inputs[f], *of = &r->batch->facts->inputs[in->of];
+    const int64_t wanted = length_of(r, in->of, i), sample = i - r->batch->samples;
+    if (in->counts) {
+        const float x = r->batch->columns[f].numbers[i];
+        if (x >= 0 && x <= (float)wanted && x == (float)(int64_t)x) return true;
+        return peri__serve_blame(r, f, PERI__SERVE_RANGE,
+                                 "feature '%s', sample %lld: %g, allowed: whole numbers 0 to %lld, the length of '%s'", in->name,
+                                 (long long)sample, (double)x, (long long)wanted, of->name);
+    }
+    const int64_t n = length_of(r, f, i);
+    if (n == wanted) return true;
+    return peri__serve_blame(r, f, PERI__SERVE_KIND,
+                             in->same ? "feature '%s', sample %lld: a list of %lld, wanted: %lld, as long as that of '%s'"
+                                      : "feature '%s', sample %lld: %lld weights, and %lld ids",
+                             in->name, (long long)sample, (long long)n, (long long)wanted, of->name);
+}
+
+/** A weight for each id, lists that are as long as others, numbers that count their members; in the samples of this request. */
+static bool settle_lists(peri__serve_reader *r)
 {
     const peri__serve_facts *facts = r->batch->facts;
     for (int32_t f = 0; f < facts->n_inputs; f++) {
-        if (facts->inputs[f].kind != PERI__SERVE_WEIGHTS) continue;
-        const int64_t *ids = r->batch->columns[facts->inputs[f].of].offsets, *weights = r->batch->columns[f].offsets;
+        const peri__serve_input *in = &facts->inputs[f];
+        if (in->kind != PERI__SERVE_WEIGHTS && !in->same && !in->counts) continue;
         for (int64_t i = r->batch->samples; i < r->batch->columns[f].n_samples; i++)
-            if (ids[i + 1] - ids[i] != weights[i + 1] - weights[i])
-                return peri__serve_blame(r, f, PERI__SERVE_KIND, "feature '%s', sample %lld: %lld weights, and %lld ids",
-                                         facts->inputs[f].name, (long long)(i - r->batch->samples),
-                                         (long long)(weights[i + 1] - weights[i]), (long long)(ids[i + 1] - ids[i]));
+            if (!settle_one(r, f, i)) return false;
     }
     return true;
 }
@@ -535,7 +559,7 @@ peri_status peri__serve_read(peri__serve_batch *batch, const peri__serve_rules *
     }
     int64_t samples = batch->facts->n_inputs ? batch->columns[0].n_samples : 0;
     if (good && samples == batch->samples) good = fail(&r, "a request has at least one sample");
-    good = good && settle_weights(&r);
+    good = good && settle_lists(&r);
     if (!good) {
         cut(batch, batch->samples);
         return j.status < 0 ? j.status : peri__fail(PERI_EFORMAT, "the request cannot be read");

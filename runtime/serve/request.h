@@ -58,10 +58,11 @@ void peri__serve_batch_clear(peri__serve_batch *batch);
 peri_status peri__serve_read(peri__serve_batch *batch, const peri__serve_rules *rules, bool v2, const char *body, int64_t bytes,
                              int64_t json_bytes, peri__serve_question *out);
 
-/** The answer to a question. @outputs[k]: all numbers of the batch. @out new (peri__free); @json_bytes: how many of @bytes are JSON if
+/** The answer to a question. @outputs[k]: all numbers of the batch; @offsets[k]: of outputs that are `listed`, where samples begin.
+ *  @out new (peri__free); @json_bytes: how many of @bytes are JSON if
  *  binary tensors follow, else 0. PERI_EINVAL: an output is NaN. */
-peri_status peri__serve_write(const peri__serve_facts *facts, const peri__serve_question *question, float *const *outputs, char **out,
-                              int64_t *bytes, int64_t *json_bytes);
+peri_status peri__serve_write(const peri__serve_facts *facts, const peri__serve_question *question, float *const *outputs,
+                              int64_t *const *offsets, char **out, int64_t *bytes, int64_t *json_bytes);
 
 /** The shortest decimal text that is read as @x again; returns its length, below 32. */
 int peri__serve_print(char *to, float x);

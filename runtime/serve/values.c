@@ -167,6 +167,8 @@ bool peri__serve_end(peri__serve_reader *r, int32_t f)
         int64_t n = c->n_values - c->offsets[c->n_samples];
         if (n > PERI__SERVE_MOST_IDS)
             return BLAME(r, f, PERI__SERVE_KIND, "a list of %lld, allowed: %d", (long long)n, PERI__SERVE_MOST_IDS);
+        if (input(r, f)->length > 0 && n != input(r, f)->length)
+            return BLAME(r, f, PERI__SERVE_KIND, "a list of %lld, wanted: %lld", (long long)n, (long long)input(r, f)->length);
         c->offsets[c->n_samples + 1] = c->n_values;
         r->batch->problems[f][PERI__SERVE_EMPTY] += n == 0 && input(r, f)->kind == PERI__SERVE_IDS;
     }

@@ -16,6 +16,8 @@ typedef struct worker {
     peri__serve_batch batch;
     float *outputs[PERI__SERVE_MOST_OUTPUTS];
     int64_t rooms[PERI__SERVE_MOST_OUTPUTS]; /* numbers that outputs have room for */
+    int64_t *offsets[PERI__SERVE_MOST_OUTPUTS]; /* of those that are lists of samples */
+    int64_t offset_rooms[PERI__SERVE_MOST_OUTPUTS];
     peri__http_call *calls[MOST_CALLS];      /* those of the batch */
     peri__serve_question questions[MOST_CALLS];
     int32_t n_calls;
@@ -77,8 +79,13 @@ static peri__http_call *another(peri__server *s, int64_t until)
 static peri_status make_room(worker *w)
 {
     const peri__serve_facts *facts = &w->model->facts;
-    for (int32_t k = 0; k < facts->n_outputs; k++)
-        PERI_TRY(peri__grow((void **)&w->outputs[k], &w->rooms[k], w->batch.samples * facts->outputs[k].width, sizeof(float)));
+    for (int32_t k = 0; k < facts->n_outputs; k++) {
+        const peri__serve_output *o = &facts->outputs[k];
+        const int64_t rows = o->listed ? peri__max(1, w->batch.columns[o->list].n_values) : w->batch.samples;
+        PERI_TRY(peri__grow((void **)&w->outputs[k], &w->rooms[k], rows * o->width, sizeof(float)));
+        if (!o->listed) continue;
+        PERI_TRY(peri__grow((void **)&w->offsets[k], &w->offset_rooms[k], w->batch.samples + 1, sizeof(int64_t)));
+    }
     return PERI_OK;
 }
 
@@ -86,7 +93,7 @@ static void answer(worker *w, int32_t i, int64_t begin, int64_t end)
 {
     peri__http_call *call = w->calls[i];
     peri__http_reply r = {.status = 200, .type = "application/json"};
-    peri_status status = peri__serve_write(&w->model->facts, &w->questions[i], w->outputs, &r.body, &r.bytes, &r.json_bytes);
+    peri_status status = peri__serve_write(&w->model->facts, &w->questions[i], w->outputs, w->offsets, &r.body, &r.bytes, &r.json_bytes);
     if (status < 0) return peri__server_fail(w->s, call, PERI__SERVE_FAILED, peri_error_message());
     if (r.json_bytes) r.type = "application/octet-stream";
     snprintf(r.timing, sizeof r.timing, "queue;dur=%.3f, compute;dur=%.3f, batch;desc=\"%lld\"", (double)waited(call, begin) * 1e-6,
@@ -119,7 +126,7 @@ static bool predict(worker *w, int32_t first, int32_t last)
     char why[PERI_MESSAGE_MAX];
     peri_status status = make_room(w);
     int64_t begin = peri_time_ns();
-    if (status >= 0) status = w->model->kind->predict(w->model, w->context, w->batch.samples, w->batch.columns, w->outputs);
+    if (status >= 0) status = w->model->kind->predict(w->model, w->context, w->batch.samples, w->batch.columns, w->outputs, w->offsets);
     int64_t end = peri_time_ns();
     if (status >= 0) count_batch(w, end - begin);
     bool refused = status == PERI_EINVAL || status == PERI_ERANGE;
@@ -183,7 +190,10 @@ void *peri__serve_worker(void *ctx)
     }
     pthread_mutex_unlock(&s->lock);
     leave_model(w);
-    for (int32_t k = 0; k < PERI__SERVE_MOST_OUTPUTS; k++) peri__free(w->outputs[k]);
+    for (int32_t k = 0; k < PERI__SERVE_MOST_OUTPUTS; k++) {
+        peri__free(w->outputs[k]);
+        peri__free(w->offsets[k]);
+    }
     peri__free(w);
     return NULL;
 }

@@ -16,6 +16,9 @@
 
 enum { SECTION_BYTES = 4096, SAMPLES = 3, MOST_NUMBERS = 1 << 15, IDS = 4 };
 
+/** How long the lists of samples are, and where they begin. */
+static const int64_t lengths[SAMPLES] = {IDS, 1, 3}, begins[SAMPLES + 1] = {0, IDS, IDS + 1, IDS + 4};
+
 static int file = -1;
 
 static void put(const void *data, size_t n, int64_t at)
@@ -42,43 +45,48 @@ static void sealed(const char *text, int64_t length)
 static void values_of(const peri_model *m, int64_t first, int64_t n, peri_model_values *v, float *numbers, int64_t *ids, int64_t *offsets,
                       float *weights)
 {
+    static const float one[SAMPLES] = {1, 1, 1};
     for (int64_t i = 0; i < n * IDS; i++) weights[i] = 0.5f;
-    for (int64_t i = 0; i <= n; i++) offsets[i] = i * IDS;
-    for (int64_t i = 0; i < n * IDS; i++) ids[i] = (first * IDS + i) % 5;
+    for (int64_t i = 0; i <= n; i++) offsets[i] = begins[first + i] - begins[first];
+    for (int64_t i = 0; i < n * IDS; i++) ids[i] = (begins[first] + i) % 5;
     for (int32_t k = 0; k < m->n_inputs; k++) {
         v[k] = (peri_model_values){0};
-        if (m->inputs[k].kind == PERI_MODEL_DENSE) v[k].dense = numbers + first * m->inputs[k].columns;
+        if (m->inputs[k].kind == PERI_MODEL_DENSE) v[k].dense = m->rules[k].counts >= 0 ? one : numbers + first * m->inputs[k].columns;
         else v[k].ids = ids, v[k].offsets = offsets, v[k].weights = m->inputs[k].weighted ? weights : NULL;
     }
 }
 
 static void predict(peri_model *m)
 {
-    static float numbers[MOST_NUMBERS * SAMPLES], all[MOST_NUMBERS * SAMPLES], one[MOST_NUMBERS];
+    static float numbers[MOST_NUMBERS * SAMPLES], all[MOST_NUMBERS * SAMPLES * IDS], one[MOST_NUMBERS * IDS];
     peri_model_values *v = calloc((size_t)m->n_inputs + 1, sizeof *v);
     float **outputs = calloc((size_t)m->n_outputs + 1, sizeof *outputs);
-    int64_t ids[SAMPLES * IDS], offsets[SAMPLES + 1];
+    int64_t ids[SAMPLES * IDS], offsets[SAMPLES + 1], parts[SAMPLES + 1], part[2];
+    int64_t **ends = calloc((size_t)m->n_outputs + 1, sizeof *ends);
     float weights[SAMPLES * IDS];
     peri_model_context *c = NULL;
     for (int i = 0; i < MOST_NUMBERS * SAMPLES; i++) numbers[i] = (float)(i % 97) / 97 - 0.3f;
-    require(v && outputs, "no memory");
+    require(v && outputs && ends, "no memory");
     require(peri_model_context_new(m, SAMPLES, IDS, &c) >= 0, "no context");
-    outputs[0] = all;
+    outputs[0] = all, ends[0] = parts;
     values_of(m, 0, SAMPLES, v, numbers, ids, offsets, weights);
-    const peri_status status = peri_model_predict(c, SAMPLES, v, outputs);
+    const peri_status status = peri_model_predict_lists(c, SAMPLES, v, outputs, ends);
     require((status >= 0) == (peri_model_check(m, SAMPLES, v, NULL) >= 0), "check and predict disagree");
     for (int64_t b = 0; b < SAMPLES && status >= 0; b++) {
-        outputs[0] = one;
+        const bool listed = peri__model_output_list(m, 0) >= 0;
+        outputs[0] = one, ends[0] = part;
         values_of(m, b, 1, v, numbers, ids, offsets, weights);
-        require(peri_model_predict(c, 1, v, outputs) >= 0, "a sample alone is refused");
-        for (int64_t k = 0; k < m->outputs[0].columns; k++) {
-            const float x = all[b * m->outputs[0].columns + k];
+        require(peri_model_predict_lists(c, 1, v, outputs, ends) >= 0, "a sample alone is refused");
+        require(!listed || (part[1] == parts[b + 1] - parts[b] && part[1] <= lengths[b]), "a list of another length");
+        for (int64_t k = 0; k < m->outputs[0].columns * (listed ? part[1] : 1); k++) {
+            const float x = all[(listed ? parts[b] : b) * m->outputs[0].columns + k];
             require(memcmp(&x, &one[k], sizeof x) == 0 || (x != x && one[k] != one[k]), "a sample alone has other bits");
         }
     }
     peri_model_context_release(c);
     free(v);
     free(outputs);
+    free(ends);
 }
 
 /** Whether the model is small enough for the arrays above, and for the time that there is. */

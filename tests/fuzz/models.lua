@@ -15,7 +15,7 @@ package.path = ("%s/%s/lua/?.lua;%s/lua/?.lua;%s/lua/?/init.lua;%s/?.lua;%s"):fo
 local peri = require "perilune"
 local sim = require "perilune.dist.sim"
 local drawing = require "spec.support.drawing"
-local nn, F, plan, embed = peri.nn, peri.nn.functional, peri.plan, peri.embed
+local nn, F, plan, embed, sparse = peri.nn, peri.nn.functional, peri.plan, peri.embed, peri.sparse
 local generator, pick = drawing.generator, drawing.pick
 
 local folder = drawing.folder "models"
@@ -30,6 +30,7 @@ local function drawn_collection(draw, number)
     "places" }
   local c = { kind = pick(draw, kinds), tables = {}, name = "c" .. number, length = draw(5) + 1, padding = pick(draw, { 0, 0, -1.5 }) }
   local rows = c.kind:find "rows"
+  c.jagged = rows and pick(draw, { "none", "plain", "softmax", "silu" }) or "none"
   c.weighted = not rows and c.kind ~= "places" and draw(3) == 0
   local dim = pick(draw, { 4, 8, 12 })
   for i = 1, draw(3) + 1 do
@@ -148,17 +149,39 @@ end
 
 local Net = nn.Module:extend "Net"
 function Net:init(m)
-  for _, c in ipairs(m.collections) do self[c.name] = made(c, m.ranks) end
+  for _, c in ipairs(m.collections) do
+    self[c.name] = made(c, m.ranks)
+    if c.jagged ~= "none" then
+      self["norm_" .. c.name] = nn.LayerNorm { normalized_shape = c.tables[1].embedding_dim }
+      self["score_" .. c.name] = nn.MLP { in_size = c.tables[1].embedding_dim + 1, layer_sizes = { 3, 1 } }
+    end
+  end
   local width = m.dense and DENSE or 0
   for _, c in ipairs(m.collections) do
     for _, t in ipairs(c.tables) do
-      width = width + #t.feature_names * t.embedding_dim * (c.kind:find "rows" and c.length or 1) + (c.kind:find "rows" and 1 or 0)
+      local rows = c.kind:find "rows"
+      width = width + #t.feature_names * t.embedding_dim * (rows and c.jagged == "none" and c.length or 1) + (rows and 1 or 0)
     end
   end
   self.under = nn.Linear { in_features = width, out_features = 12 }
   self.stack = nn.ModuleList(peri.util.map(m.stack, function(name) return layers[name](12) end))
   self.over = nn.MLP { in_size = 12, layer_sizes = { 5, m.outputs } }
   self.shape = setmetatable({ m = m }, {})
+end
+
+--- The members of lists as they are: attention among them, a score each of which the sample has a say, and their weighted sum.
+function Net:of_members(c, jt)
+  local x, offsets, n, d = jt:values(), jt:offsets(), jt:values():size(1), c.tables[1].embedding_dim
+  if c.jagged ~= "plain" then
+    local q = x:reshape(n, 2, d / 2)
+    local attend = { q = q, k = q:silu(), v = q * 2, seq_offsets = offsets, max_seq_len = 5, max_attn_len = c.length % 3,
+      causal = c.length > 2 }
+    x = x + (c.jagged == "softmax" and sparse.jagged_attention or sparse.hstu_mha)(attend):reshape(n, d)
+  end
+  x = self["norm_" .. c.name](x)
+  local many = sparse.index_select_dim0(jt:lengths():to("f32"):reshape(-1, 1) * 0.125, sparse.sequence_numbers(offsets, n))
+  local scored = x * self["score_" .. c.name](F.cat({ x, many }, 2))
+  return nn.embedding.embedding_bag(scored, peri.arange(0, n, 1, "i64"), offsets, c.length % 2 == 0 and "sum" or "mean", nil, true)
 end
 
 function Net:forward(b)
@@ -171,7 +194,8 @@ function Net:forward(b)
       for _, t in ipairs(c.tables) do
         for k, feature in ipairs(t.feature_names) do
           local jt = rows[feature] or rows[feature .. "@" .. t.name]
-          parts[#parts + 1] = jt:to_padded_dense(c.length, c.padding):reshape(-1, c.length * t.embedding_dim)
+          parts[#parts + 1] = c.jagged == "none" and jt:to_padded_dense(c.length, c.padding):reshape(-1, c.length * t.embedding_dim)
+            or self:of_members(c, jt)
           if k == 1 then parts[#parts + 1] = jt:lengths():to("f32"):reshape(-1, 1) end
         end
       end

@@ -19,14 +19,19 @@ static const peri__serve_input inputs[] = {{.name = "a", .kind = PERI__SERVE_NUM
                                            {.name = "d", .kind = PERI__SERVE_IDS},
                                            {.name = "e", .kind = PERI__SERVE_IDS, .rows = 9, .skip = true, .optional = true},
                                            {.name = "e.weights", .kind = PERI__SERVE_WEIGHTS, .of = 4, .optional = true},
-                                           {.name = "f", .kind = PERI__SERVE_NUMBERS, .width = 3, .optional = true, .any = true}};
-static const peri__serve_output outputs[] = {{"x", 1}, {"y", 2}};
-static const peri__serve_facts facts = {"m", "1", inputs, outputs, 7, 2};
+                                           {.name = "f", .kind = PERI__SERVE_NUMBERS, .width = 3, .optional = true, .any = true},
+                                           {.name = "g", .kind = PERI__SERVE_IDS, .of = 4, .same = true, .optional = true},
+                                           {.name = "h", .kind = PERI__SERVE_NUMBERS, .width = 1, .of = 4, .counts = true,
+                                            .optional = true}};
+static const peri__serve_output outputs[] = {{.name = "x", .width = 1}, {.name = "y", .width = 2},
+                                             {.name = "z", .width = 2, .listed = true, .list = 4}};
+enum { N_INPUTS = 9 };
+static const peri__serve_facts facts = {"m", "1", inputs, outputs, N_INPUTS, 3};
 
 static void check_batch(const peri__serve_batch *b, int64_t samples)
 {
     require(b->samples == samples, "samples of the batch");
-    for (int f = 0; f < 7; f++) {
+    for (int f = 0; f < N_INPUTS; f++) {
         const peri__serve_column *c = &b->columns[f];
         require(c->n_samples == samples, "a feature has other samples");
         if (inputs[f].kind != PERI__SERVE_IDS)
@@ -37,7 +42,7 @@ static void check_batch(const peri__serve_batch *b, int64_t samples)
         }
         for (int64_t i = 0; i < samples; i++) require(c->offsets[i + 1] >= c->offsets[i], "lists out of order");
         require(c->offsets[0] == 0 && c->n_values == c->offsets[samples], "ids of no sample");
-        for (int64_t i = 0; f == 5 && i <= samples; i++) require(c->offsets[i] == b->columns[4].offsets[i], "weights of no id");
+        for (int64_t i = 0; (f == 5 || f == 7) && i <= samples; i++) require(c->offsets[i] == b->columns[4].offsets[i], "weights of no id");
         for (int64_t i = 0; f == 2 && i < c->n_values; i++) require(c->ids[i] >= 0 && c->ids[i] < 100, "an id out of range");
     }
 }
@@ -45,14 +50,17 @@ static void check_batch(const peri__serve_batch *b, int64_t samples)
 static void check_answer(const peri__serve_batch *b, const peri__serve_question *q)
 {
     static float numbers[4096];
-    float *const out[] = {numbers, numbers};
+    float *const out[] = {numbers, numbers, numbers};
     char *text;
     int64_t length, json_bytes;
     peri__json j;
-    if (b->samples * 2 > 4096) return;
+    int64_t *const offsets[] = {NULL, NULL, b->columns[4].offsets}; /* z: a row for each id of e */
+    if (b->samples * 2 > 4096 || b->columns[4].n_values * 2 > 4096) return;
+    for (int64_t i = 0; i < b->samples; i++)
+        require(b->columns[8].numbers[i] <= (float)(b->columns[4].offsets[i + 1] - b->columns[4].offsets[i]), "a count of too many");
     memset(numbers, 0, sizeof numbers);
     memcpy(numbers, b->columns[0].numbers, (size_t)b->samples * 4);
-    require(peri__serve_write(&facts, q, out, &text, &length, &json_bytes) >= 0, "no answer");
+    require(peri__serve_write(&facts, q, out, offsets, &text, &length, &json_bytes) >= 0, "no answer");
     peri__json_open(&j, text, json_bytes ? json_bytes : length, "answer");
     require(peri__json_skip(&j, NULL, NULL) && peri__json_close(&j) >= 0, "the answer is no JSON");
     peri__free(text);

@@ -18,7 +18,7 @@ static const peri__serve_input inputs[] = {
     {.name = "shown.weights", .kind = PERI__SERVE_WEIGHTS, .of = 4, .optional = true},
     {.name = "hour", .kind = PERI__SERVE_NUMBERS, .width = 1, .optional = true, .missing = 0.25f, .any = true},
 };
-static const peri__serve_output outputs[] = {{"score", 1}, {"echo", 2}};
+static const peri__serve_output outputs[] = {{.name = "score", .width = 1}, {.name = "echo", .width = 2}};
 enum { N_INPUTS = 7 };
 
 static const peri__serve_facts facts = {"known", "7", inputs, outputs, N_INPUTS, 2};

@@ -48,10 +48,11 @@ static float score_of(const peri__serve_column *c, int64_t i)
     return sum;
 }
 
-static peri_status predict(peri__serve_model *model, void *ctx, int64_t samples, const peri__serve_column *c, float *const *out)
+static peri_status predict(peri__serve_model *model, void *ctx, int64_t samples, const peri__serve_column *c, float *const *out,
+                           int64_t *const *offsets)
 {
     known *k = (known *)model;
-    (void)ctx;
+    (void)ctx, (void)offsets;
     pthread_mutex_lock(&k->lock);
     k->calls++;
     if (samples > k->largest) k->largest = samples;

@@ -153,12 +153,12 @@ local function answers_of(p, tables, inputs, batches)
   local writer = file.Writer(p.path, 0, p.dense, p.names)
   local ok, result, others = pcall(function()
     local model = opened.open(file.write { writer = writer, operations = p.operations, values = p.values, inputs = inputs,
-      outputs = p.outputs, tables = tables, maps = p.maps, name = "", step = 0 })
+      outputs = p.outputs, tables = tables, maps = p.maps, lists = p.lists, name = "", step = 0 })
     local list = {}
     for _, batch in ipairs(batches) do
       for name, t in util.ordered(model:predict(batch)) do
         list[name] = list[name] or {}
-        for _, x in ipairs(t:reshape(-1):to_list()) do table.insert(list[name], x) end
+        for _, x in ipairs(t:dtype() == "f32" and t:reshape(-1):to_list() or {}) do table.insert(list[name], x) end -- no lengths of lists
       end
     end
     local d = model:describe()

@@ -1,13 +1,14 @@
 -- export/collections.lua: the modules of tables that a model has, and what a model file needs of them: inputs, tables, maps of raw ids.
 --
 --   local used = collections.of("export", model)                  -- what the recording watches (record.lua)
---   local inputs, tables, maps = collections.inputs("export", arguments, operations, values, state_dict)
+--   local inputs, tables, maps, lists = collections.inputs("export", arguments, operations, values, state_dict)
 local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local embed_config = require "perilune.embed.config"
 local Tensor = require "perilune.tensor"
 local file = require "perilune.export.file"
+local lists = require "perilune.export.lists"
 
 local M = {}
 
@@ -227,7 +228,10 @@ function Inputs:number(name, key, fields)
   return known.index
 end
 
---- The inputs, the tables and the maps of the file: fills in the numbers that operations and values have for them.
+--- The number of an input of whole numbers.
+function Inputs:whole(name) return self:number(name, name, file.object({ "name", name }, { "kind", "whole" })) end
+
+--- The inputs, the tables, the maps and the lists of the file: fills in the numbers that operations and values have for them.
 function M.inputs(func, a, kept, values, state)
   local inputs, tables, maps, rows, raw = Inputs(func, a.optional), {}, {}, {}, {}
   for _, v in util.ordered(values) do
@@ -236,7 +240,10 @@ function M.inputs(func, a, kept, values, state)
         { "finite", a.finite }))
     end
   end
-  local bags = {}
+  for _, o in ipairs(kept) do
+    if o.whole then o.input = inputs:whole(o.whole) end
+  end
+  local bags, length = {}, {}
   for _, o in ipairs(kept) do
     for _, b in ipairs(o.bags or {}) do bags[#bags + 1] = b end
   end
@@ -246,7 +253,7 @@ function M.inputs(func, a, kept, values, state)
     if raw[b.feature] ~= nil and raw[b.feature] ~= (out.map ~= nil) then
       P.fail(("%s: the ids of feature '%s' are rows of one table, and raw for another"):format(func, b.feature))
     end
-    raw[b.feature] = out.map ~= nil
+    raw[b.feature], length[b.feature] = out.map ~= nil, b.length or length[b.feature]
     b.index = number_of(tables, out.key, function()
       local dtype, rounded = dtype_of(func, out, a.tables)
       return { name = out.table, weight = weight_of(func, out, state, dtype), rows = out.rows, columns = out.columns, dtype = dtype,
@@ -256,11 +263,17 @@ function M.inputs(func, a, kept, values, state)
   end
   for _, b in ipairs(bags) do
     b.input = inputs:number(b.feature, b.kjt, file.object({ "name", b.feature }, { "kind", "ids" }, { "rows", rows[b.feature] },
-      { "unknown", a.unknown }, { "weighted", b.out.weighted }, { "finite", a.finite }))
+      { "unknown", a.unknown }, { "weighted", b.out.weighted }, { "finite", a.finite },
+      length[b.feature] and { "length", length[b.feature] } or nil))
+  end
+  local of_values, first_of = lists.numbered(values, function(name) return (inputs.by_name[name] or {}).index end,
+    function(name) return inputs:whole(name) end)
+  for _, v in util.ordered(values) do
+    if v.counts then table.insert(inputs.list[v.input + 1], { "counts", first_of(v.counts) }) end
   end
   local left = next(inputs.optional)
   if left then P.fail(("%s: optional names '%s', which is no input of the model"):format(func, tostring(left))) end
-  return inputs.list, tables, maps
+  return inputs.list, tables, maps, of_values
 end
 
 return M

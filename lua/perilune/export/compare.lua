@@ -71,6 +71,9 @@ function M.run(answers, file, batches, probabilities)
       for i, o in ipairs(outputs) do
         local a, n = own[o.name]:to("f32", "cpu"):contiguous():read()
         local b = theirs[o.name]:read()
+        if theirs[o.name]:numel() ~= n then
+          P.fail(("export: output '%s': %d numbers of the file, %d of the model"):format(o.name, theirs[o.name]:numel(), n))
+        end
         local most, differ = differences(a, b, n)
         report.difference, report.differ, report.numbers = math.max(report.difference, most), report.differ + differ, report.numbers + n
         if i == 1 then report.samples = report.samples + n / o.columns end

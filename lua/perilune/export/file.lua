@@ -210,14 +210,14 @@ local function operation_json(o, index, weight, dense, bags)
     add("weight_dtype", dense)
   end
   if o.table then add("table", o.table) end
+  if o.input then add("input", o.input) end
   if bags then add("bags", bags) end
   return fields
 end
 
 --- Write everything but the name. p: { writer =, operations =, values = (of the lowering, those that are used), inputs =, outputs =,
---- tables = { { name =, weight =, rows =, columns =, dtype =, source = } }, maps =
---- (of collections.lua), name =, step = }. Returns the path of the finished file, on
---- rank 0.
+--- tables = { { name =, weight =, rows =, columns =, dtype =, source = } }, maps =, lists = (of collections.lua), name =, step = }.
+--- Returns the path of the finished file, on rank 0.
 function M.write(p)
   local w, renumbered, values = p.writer, {}, {}
   local function index(old) return renumbered[old] end
@@ -230,6 +230,7 @@ function M.write(p)
     renumbered[old] = #values
     local fields = object({ "columns", v.columns })
     if v.input then fields[2] = { "input", v.input } end
+    if v.list then fields[2] = { "list", v.list } end
     if v.constant then fields[2] = { "section", w:constant(v.constant, v.fixed) } end
     values[#values + 1] = fields
   end
@@ -249,7 +250,9 @@ function M.write(p)
   for _, part in ipairs {
     { "inputs", p.inputs },
     { "outputs", util.map(p.outputs, function(o) return object({ "name", o.name }, { "value", index(o.value) }) end) },
-    { "tables", tables }, { "maps", maps }, { "values", values }, { "operations", operations }, { "sections", w:places() } } do
+    { "tables", tables }, { "maps", maps }, { "lists", util.map(p.lists, function(l)
+      return l.of and object({ "of", l.of }) or object({ "inputs", l.inputs })
+    end) }, { "values", values }, { "operations", operations }, { "sections", w:places() } } do
     header[#header + 1] = part
   end
   return w:finish(header)

@@ -42,6 +42,17 @@ local SAMPLES = { 5, 11 } -- of the two batches that are recorded
 
 -- -- batches ------------------------------------------------------------------------------------------------------------------------------
 
+--- How many ids the first n samples of each key of a KeyedJaggedTensor have, and how many the key has in all.
+local function counts_of(kjt, n)
+  kjt = util.resolve(kjt):sync()
+  local stride, offsets, list = kjt:stride(), kjt:offsets():to("i64"):to_list(), {}
+  for k, key in ipairs(kjt:keys()) do
+    local from = tonumber(offsets[(k - 1) * stride + 1])
+    list[k] = { key = key, first = tonumber(offsets[(k - 1) * stride + n + 1]) - from, all = tonumber(offsets[k * stride + 1]) - from }
+  end
+  return list
+end
+
 --- The first n samples of a KeyedJaggedTensor.
 local function first_of(kjt, n)
   kjt = util.resolve(kjt):sync()
@@ -63,13 +74,22 @@ end
 -- numbers of a loader's batch that say how many samples it has (data/batch.lua)
 local COUNTS = { rows = true, global_rows = true }
 
---- The first n samples of a batch.
+local samples_of
+
+--- The first n samples of a batch. A tensor that is as long as the ids of a key are many, and not as samples are, has a row for each id.
 local function take(batch, n)
-  local out = {}
+  local out, counts, samples = {}, {}, samples_of("export", batch)
+  for _, value in util.ordered(batch) do
+    if jagged.KeyedJaggedTensor.is(value) then
+      for _, c in ipairs(counts_of(value, n)) do counts[c.all] = counts[c.all] or c.first end
+    end
+  end
   for key, value in pairs(batch) do -- luacheck: ignore
     if Tensor.is(value) then
       local t = util.resolve(value)
-      out[key] = t:dim() > 0 and t:size(1) >= n and t:slice(1, 0, n):contiguous() or t
+      local rows = t:dim() > 0 and t:size(1)
+      local left = rows and rows ~= samples and counts[rows] or n
+      out[key] = rows and rows >= left and t:slice(1, 0, left):contiguous() or t
     elseif jagged.KeyedJaggedTensor.is(value) then out[key] = first_of(value, n)
     else out[key] = COUNTS[key] and n or value end
   end
@@ -86,13 +106,14 @@ local function listed(batches)
   return list
 end
 
-local function samples_of(func, batch)
-  local n
+--- KeyedJaggedTensors know how many samples there are; tensors may have a row for each id, or each target.
+function samples_of(func, batch)
+  local n, rows
   for _, value in util.ordered(signature.value(func, "a batch", batch, "table")) do
-    if Tensor.is(value) and util.resolve(value):dim() > 0 then n = n or util.resolve(value):size(1) end
+    if Tensor.is(value) and util.resolve(value):dim() > 0 then rows = rows or util.resolve(value):size(1) end
     if jagged.KeyedJaggedTensor.is(value) then n = n or util.resolve(value):stride() end
   end
-  return n or P.fail(func .. ": a batch without tensors")
+  return n or rows or P.fail(func .. ": a batch without tensors")
 end
 
 -- -- what the model is made of ------------------------------------------------------------------------------------------------------------
@@ -111,15 +132,34 @@ local function default_call(model, batch)
   return is_loss(first) and Tensor.is(second) and second or first
 end
 
+--- A function that returns the lengths of a key's lists in all batches, as one list.
+local function lengths_of(batches, field, k)
+  return function()
+    local list = {}
+    for _, batch in ipairs(batches) do
+      local kjt = util.resolve(batch[field]):sync()
+      local stride, offsets = kjt:stride(), kjt:offsets():to("i64"):to_list()
+      for i = (k - 1) * stride + 1, k * stride do list[#list + 1] = tonumber(offsets[i + 1] - offsets[i]) end
+    end
+    return list
+  end
+end
+
 --- Lower two recordings.
-local function lower(first, second)
+local function lower(first, second, batches)
   local l = Lowering(first, second, SAMPLES)
   l.kjts = {}
   for i, input in ipairs(first.inputs) do
     local item, other = input.item, second.inputs[i].item
     if jagged.KeyedJaggedTensor.is(input.value) then
       l.kjts[item.id] = input.name
-    elseif item.dtype == "f32" and item.shape[1] == SAMPLES[1] then
+      for k, c in ipairs(counts_of(input.value, SAMPLES[1])) do
+        l:note_feature(c.key, input.name, { c.all, counts_of(second.inputs[i].value, SAMPLES[2])[k].all },
+          lengths_of(batches, input.name, k))
+      end
+    elseif item.dtype == "i32" or item.dtype == "i64" then
+      l.whole[item.id] = input.name
+    elseif item.dtype == "f32" and item.shape[1] == SAMPLES[1] and other.shape[1] == SAMPLES[2] then
       l.of[item.id] = l:value(l:sample_shape(item.shape, other.shape), { dense = input.name })
     end
   end
@@ -129,7 +169,7 @@ local function lower(first, second)
     if not a or not b or a.func ~= b.func then
       l:fail("for %d samples the model does something else than for %d here ('%s')", SAMPLES[1], SAMPLES[2], b and b.func or "nothing")
     end
-    l.other = b
+    l.other, l.list = b, nil
     local make = operations[a.func]
     if make == nil then l:fail "has no form for inference" end
     l:attempt(make)
@@ -203,7 +243,7 @@ end
 local function recorded(model, call, a, used)
   local traces = {}
   for i, n in ipairs(SAMPLES) do traces[i] = record(model, call, take(a.batches[1], n), used) end
-  local l = lower(traces[1], traces[2])
+  local l = lower(traces[1], traces[2], a.batches)
   local outputs = outputs_of(l, traces[1])
   local kept, values = needed(l, outputs)
   return kept, values, outputs, traces
@@ -234,16 +274,16 @@ local function export(func, model, path, a)
   local call = a.call or default_call
   local used = collections.of(func, inner_of(model))
   local kept, values, outputs, traces = recorded(model, call, a, used)
-  local inputs, tables, maps = collections.inputs(func, a, kept, values, function() return model:state_dict() end)
+  local inputs, tables, maps, lists = collections.inputs(func, a, kept, values, function() return model:state_dict() end)
   collections.items(func, a, kept, tables, names_of(inner_of(model)))
   local rank = P.state.world and P.state.world:rank() or 0
   local writer = file.Writer(path, rank, a.dense, names_of(inner_of(model)))
   local ok, report = pcall(function()
     local chosen = a.size and budget.choose(func, { size = budget.bytes(func, a.size), operations = kept, values = values, inputs = inputs,
-      outputs = outputs, tables = tables, maps = maps, batches = some_of(a.batches), path = path, dense = a.dense,
+      outputs = outputs, tables = tables, maps = maps, lists = lists, batches = some_of(a.batches), path = path, dense = a.dense,
       names = names_of(inner_of(model)) })
     local fresh = file.write { writer = writer, operations = kept, values = values, inputs = inputs, outputs = outputs, tables = tables,
-      maps = maps, name = a.name, step = a.step }
+      maps = maps, lists = lists, name = a.name, step = a.step }
     for _, t in ipairs(traces) do t:forget() end
     local function answers(batch)
       local result = util.resolve(P.no_grad(call, model, batch))

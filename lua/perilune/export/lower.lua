@@ -2,7 +2,7 @@
 --
 -- In a model file every value is, for each sample, so many numbers; what the samples have in common is not written down. A tensor of the
 -- recording whose first size is m times the number of samples becomes such a value of shape { m, the other sizes }. Values lie in
--- row-major order, so reshapes cost nothing.
+-- row-major order, so reshapes cost nothing. Values of the members of lists (lists.lua) are the same with the number of members.
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
@@ -20,6 +20,7 @@ function Lowering:init(first, second, sizes)
   self.first, self.second, self.batch = first, second, sizes
   self.values, self.operations, self.of, self.constants = {}, {}, {}, {}
   self.entry, self.why = false, {}
+  self.list = nil -- the list whose members the entry's values are of; false: samples; nil: not known yet
 end
 
 function Lowering:fail(format, ...)
@@ -39,14 +40,16 @@ function Lowering:value(shape, fields)
   return { index = #self.values - 1, shape = shape }
 end
 
---- The shape of a sample, of a tensor that has these shapes in the two recordings.
+--- The shape of a sample, or of a member where the entry's values are of a list, of a tensor that has these shapes in the two recordings.
 function Lowering:sample_shape(a, b)
   local rows, other = self.batch[1], self.batch[2]
   if #a ~= #b then self:fail("a tensor of %d dimensions for %d samples, and of %d for %d", #a, rows, #b, other) end
-  local m = a[1] and a[1] / rows
-  if not m or m % 1 ~= 0 or m * other ~= b[1] or m < 1 then
-    self:fail("the shape is %s for %d samples and %s for %d: the first size must be a multiple of the number of samples, so that each "
-      .. "sample keeps its own part", text_of(a), rows, text_of(b), other)
+  if self.list then rows, other = self.list.totals[1], self.list.totals[2] end
+  local m = a[1] and (rows > 0 and a[1] / rows or other > 0 and b[1] / other or 1) -- of lists without members: one row each
+  if not m or m % 1 ~= 0 or m * rows ~= a[1] or m * other ~= b[1] or m < 1 then
+    self:fail("the shape is %s for %d %s and %s for %d: the first size must be a multiple of the number of %s, so that each "
+      .. "%s keeps its own part", text_of(a), rows, self.list and "members of lists" or "samples", text_of(b), other,
+      self.list and "members" or "samples", self.list and "member" or "sample")
   end
   local shape = { m }
   for i = 2, #a do
@@ -79,7 +82,7 @@ function Lowering:resolve(a, b, what)
   if a.id ~= b.id then self:fail("%s is something else for %d samples than for %d", what, self.batch[1], self.batch[2]) end
   if a.id then
     local value = self.of[a.id]
-    if value then return value end
+    if value then return self:meet(value, what) end
     if self.why[a.id] then error(self.why[a.id], 0) end -- that has no form for inference either
     self:fail("%s is not a tensor of f32 of the batch", what)
   end
@@ -103,9 +106,10 @@ function Lowering.equal(a, b)
   return true
 end
 
---- All arguments of the entry that is being lowered.
-function Lowering:arguments(skip)
+--- All arguments of the entry that is being lowered. free: they may be of samples and of members side by side.
+function Lowering:arguments(skip, free)
   local a, b, list = self.entry.args, self.other.args, {}
+  self.free = free
   for i = 1, self.entry.n do
     if i <= (skip or 1 / 0) then list[i] = self:resolve(a[i], b[i], ("argument %d"):format(i)) end
   end
@@ -137,6 +141,7 @@ end
 --- The file's value of a constant: its numbers in row-major order.
 function Lowering:constant(x)
   if x.index then return x end
+  if not x.constant then self:fail "lengths or offsets of lists, where numbers are wanted" end
   local known = self.constants[x.at]
   if known then return { index = known.index, shape = x.shape, fixed = true } end
   local v = self:value({ math.max(product(x.shape), 1) }, { constant = x.constant, fixed = x.number })
@@ -152,7 +157,8 @@ end
 
 --- Append an operation; returns its result, of this shape a sample.
 function Lowering:op(name, shape, fields)
-  local v = self:value(shape)
+  local v = self:value(shape, { list = self.list or nil })
+  v.list = self.list or nil
   fields.op, fields.out = name, v.index
   fields.where = self.entry.where
   self.operations[#self.operations + 1] = fields

@@ -74,21 +74,28 @@ function methods:describe()
   return d
 end
 
+local kinds = { [C.PERI_MODEL_DENSE] = "dense", [C.PERI_MODEL_IDS] = "ids", [C.PERI_MODEL_WHOLE] = "whole" }
+
 --- Lists of { name =, ... }.
 function methods:inputs()
   local list, inputs = {}, C.peri_model_inputs(ptr(self), number)
   for i = 0, tonumber(number[0]) - 1 do
-    local x = inputs[i]
-    list[i + 1] = { name = ffi.string(x.name), kind = x.kind == C.PERI_MODEL_DENSE and "dense" or "ids", columns = tonumber(x.columns),
+    local x, rules = inputs[i], P.struct "peri_model_input_rules"
+    check(C.peri_model_input_describe(ptr(self), i, rules))
+    list[i + 1] = { name = ffi.string(x.name), kind = kinds[x.kind], columns = tonumber(x.columns),
       rows = tonumber(x.rows), weighted = x.weighted, optional = x.optional, finite = x.finite, missing = tonumber(x.missing),
-      unknown = x.unknown == C.PERI_MODEL_ID_SKIP and "skip" or "refuse", mapped = x.mapped }
+      unknown = x.unknown == C.PERI_MODEL_ID_SKIP and "skip" or "refuse", mapped = x.mapped, length = tonumber(rules.length),
+      like = rules.like >= 0 and ffi.string(inputs[rules.like].name) or nil,
+      counts = rules.counts >= 0 and ffi.string(inputs[rules.counts].name) or nil }
   end
   return list
 end
 function methods:outputs()
   local list, outputs = {}, C.peri_model_outputs(ptr(self), number)
   for i = 0, tonumber(number[0]) - 1 do
-    list[i + 1] = { name = ffi.string(outputs[i].name), columns = tonumber(outputs[i].columns) }
+    local o, at = outputs[i], tonumber(C.peri_model_output_list(ptr(self), i))
+    list[i + 1] = { name = ffi.string(o.name), columns = tonumber(o.columns),
+      list = at >= 0 and ffi.string(C.peri_model_inputs(ptr(self), nil)[at].name) or nil }
   end
   return list
 end
@@ -134,6 +141,17 @@ local function key_of(parts, key)
   return ids, offsets, weights
 end
 
+--- Whole numbers of the members of lists whose offsets are known.
+local function whole_of(input, value, offsets, n)
+  local t = Tensor.is(value) and util.resolve(value) or P.fail(("predict: input '%s' is no tensor"):format(input.name))
+  local wanted = offsets and tonumber(offsets[n]) or 0
+  if t:dim() ~= 1 or t:size(1) ~= wanted then
+    P.fail(("predict: input '%s' is %s, wanted %d numbers, one for each id of '%s'"):format(input.name, tostring(t), wanted,
+      input.like or "?"))
+  end
+  return (t:to("i64", "cpu"):read())
+end
+
 --- The fields of a batch by the names of the model's inputs: tensors, and { parts of a KeyedJaggedTensor, key }.
 local function fields_of(batch)
   local found = {}
@@ -153,12 +171,10 @@ local function check_count(samples, n, name)
   return n
 end
 
---- Answers for a batch, a table of tensors and KeyedJaggedTensors whose names (of KeyedJaggedTensors: keys) are those of the inputs; what
---- else it has is not looked at. Returns a table of tensors [samples, columns] by the names of the outputs.
-function methods:predict(batch)
-  signature.value("predict", "the batch", batch, "table")
-  local inputs, outputs, fields, samples, kept = self:inputs(), self:outputs(), fields_of(batch), nil, {}
-  local longest = 1 -- list of ids
+--- The values of all inputs as C takes them: returns them, the number of samples, the longest list, and the numbers of each input's ids.
+--- kept: what has to stay alive meanwhile.
+local function values_of(inputs, fields, kept)
+  local samples, longest, offsets_of = nil, 1, {}
   local values = ffi.new("peri_model_values[?]", math.max(#inputs, 1))
   for i, input in ipairs(inputs) do
     local field, v = fields[input.name], values[i - 1]
@@ -166,7 +182,7 @@ function methods:predict(batch)
       local numbers, n = dense_of(input, field)
       samples = check_count(samples, n, input.name)
       kept[#kept + 1], v.dense = numbers, numbers
-    elseif field ~= nil then
+    elseif field ~= nil and not (input.kind == "whole" and Tensor.is(field)) then
       if type(field) ~= "table" or not field.parts then
         P.fail(("predict: input '%s' is no key of a KeyedJaggedTensor"):format(input.name))
       end
@@ -174,23 +190,51 @@ function methods:predict(batch)
       samples = check_count(samples, field.parts.stride, input.name)
       for k = 1, field.parts.stride do longest = math.max(longest, tonumber(offsets[k] - offsets[k - 1])) end
       kept[#kept + 1] = { ids, offsets, weights }
-      v.ids, v.offsets, v.weights = ids, offsets, weights
+      v.ids, v.offsets, v.weights, offsets_of[input.name] = ids, offsets, weights, offsets
     end
   end
-  samples = samples or 0
-  local answers, results = {}, ffi.new("float *[?]", #outputs)
+  for i, input in ipairs(inputs) do
+    local field, v = fields[input.name], values[i - 1]
+    if input.kind == "whole" and field ~= nil and v.offsets == nil then
+      local offsets = offsets_of[input.like]
+      local numbers = whole_of(input, field, offsets, samples)
+      kept[#kept + 1], v.ids, v.offsets = numbers, numbers, offsets
+    end
+  end
+  return values, samples or 0, longest, offsets_of
+end
+
+--- Answers for a batch, a table of tensors and KeyedJaggedTensors whose names (of KeyedJaggedTensors: keys) are those of the inputs; what
+--- else it has is not looked at. Returns a table of tensors [samples, columns] by the names of the outputs; outputs that are lists of
+--- samples are [all members, columns], and how many each sample has is beside them by the name with ".lengths" behind.
+function methods:predict(batch)
+  signature.value("predict", "the batch", batch, "table")
+  local inputs, outputs, kept = self:inputs(), self:outputs(), {}
+  local values, samples, longest, offsets_of = values_of(inputs, fields_of(batch), kept)
+  local answers, results, offsets = {}, ffi.new("float *[?]", #outputs), ffi.new("int64_t *[?]", #outputs)
   for i, o in ipairs(outputs) do
-    local t = Tensor.empty({ samples, o.columns }, "f32", "cpu")
-    answers[o.name], kept[#kept + 1] = t, t
-    local data = ffi.new "void *[1]"
+    local ids = o.list and offsets_of[o.list]
+    local t = Tensor.empty({ o.list and (ids and tonumber(ids[samples]) or 0) or samples, o.columns }, "f32", "cpu")
+    local own, data = o.list and ffi.new("int64_t[?]", samples + 1), ffi.new "void *[1]"
+    answers[o.name], kept[#kept + 1], kept[#kept + 2] = t, t, own
     check(C.peri_tensor_data(t.ptr, data))
-    results[i - 1] = ffi.cast("float *", data[0])
+    results[i - 1], offsets[i - 1] = ffi.cast("float *", data[0]), own or nil
+    if o.list then answers[o.name .. ".lengths"] = own end
   end
   check(C.peri_model_context_new(ptr(self), math.max(samples, 1), longest, context_out))
   local context = wrap_context(context_out[0])
-  local status = C.peri_model_predict(context.ptr, samples, values, results)
+  local status = C.peri_model_predict_lists(context.ptr, samples, values, results, offsets)
   context:release()
   check(status)
+  for _, o in ipairs(outputs) do
+    local own = o.list and answers[o.name .. ".lengths"]
+    if own then
+      local lengths = {}
+      for b = 1, samples do lengths[b] = tonumber(own[b] - own[b - 1]) end
+      answers[o.name .. ".lengths"] = Tensor.tensor(lengths, "i64", "cpu")
+      answers[o.name] = answers[o.name]:slice(1, 0, tonumber(own[samples])):contiguous()
+    end
+  end
   return answers, kept
 end
 

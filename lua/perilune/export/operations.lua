@@ -1,6 +1,7 @@
 -- export/operations.lua: how each recorded function becomes operations of a model file (docs/model_file.md has their formulas).
 local util = require "perilune.util"
 local Lowering = require "perilune.export.lower"
+local lists = require "perilune.export.lists"
 
 local product, strides_of, joined, text_of = Lowering.product, Lowering.strides_of, Lowering.joined, Lowering.text_of
 
@@ -197,7 +198,7 @@ function M.stack(l)
   for i, x in ipairs(a[1]) do
     local own = util.copy(x.shape)
     table.insert(own, d, 1)
-    list[i] = { index = x.index, constant = x.constant, at = x.at, shape = own }
+    list[i] = { index = x.index, constant = x.constant, at = x.at, shape = own, list = x.list }
   end
   cat(l, list, d, shape)
 end
@@ -244,7 +245,7 @@ local function same(l)
   local x = l:sample(l:arguments(1)[1], "the tensor")
   local shape = l:result_shape(1, nil, true)
   if product(shape) ~= product(x.shape) then l:fail "the elements of a sample would go to others" end
-  l:set({ index = x.index, shape = shape })
+  l:set({ index = x.index, shape = shape, list = x.list })
 end
 for _, name in ipairs { "reshape", "contiguous", "detach", "share", "to" } do M["tensor:" .. name] = same end
 M.unsqueeze, M.squeeze = same, same
@@ -302,7 +303,7 @@ local function reduce(l, mean)
     end
   end
   if not done and scale ~= 1 then x = l:op("unary", shape, { ["function"] = "affine", inputs = { x.index }, numbers = { scale, 0 } }) end
-  l:set({ index = x.index, shape = shape })
+  l:set({ index = x.index, shape = shape, list = x.list })
 end
 function M.sum(l) reduce(l, false) end
 function M.mean(l) reduce(l, true) end
@@ -348,25 +349,18 @@ function M.lookup(l)
     if e.collection.rows then l:set({ bag = bags[i] }, 1, i) end
   end
   if e.collection.rows then return end
+  l.list = false
   local v = l:op("lookup", { 1, columns }, { inputs = {}, bags = bags })
   v.collection = e.collection
   l:set(v)
 end
 
-local function bag_of(l, x)
-  return { type(x) == "table" and x.bag or l:fail "a JaggedTensor that no collection of the model made" }
-end
-
 M["JaggedTensor:to_padded_dense"] = function(l)
   local a = l:arguments()
   if not a[2] then l:fail "without a desired_length, the longest list of a batch would say how long all are" end
+  l.list = false
   local shape, length = l:result_shape(), tonumber(a[2])
-  l:set(l:op("rows", shape, { inputs = {}, bags = bag_of(l, a[1]), sizes = { length, shape[3] }, numbers = { a[3] or 0, 0 } }))
-end
-
---- Whole numbers in Lua; where they become f32 the file's number is used.
-M["JaggedTensor:lengths"] = function(l)
-  l:set(l:op("lengths", { 1 }, { inputs = {}, bags = bag_of(l, l:arguments()[1]) }))
+  l:set(l:op("rows", shape, { inputs = {}, bags = { l:bag(a[1]) }, sizes = { length, shape[3] }, numbers = { a[3] or 0, 0 } }))
 end
 
 --- The items are a table of the file, of which collections.lua knows nothing.
@@ -414,5 +408,7 @@ M["KeyedTensor.regroup"] = function(l)
     l:set(l:op("cat", l:result_shape(1, g), { inputs = inputs, sizes = sizes }), 1, g)
   end
 end
+
+for name, make in util.ordered(lists.operations) do M[name] = make end
 
 return M

@@ -77,14 +77,18 @@ function Trace:note(x)
   return item
 end
 
---- What stands for an argument: of a list, a list.
+--- What stands for an argument: of a list, a list; of named arguments, what stands for each by its name.
 function Trace:describe(x, func, line)
   local h = handle(x)
   if not h then
     if type(x) ~= "table" or getmetatable(x) and not handle(x[1]) then return x end -- an nn.ParameterList is a list
-    local list = {}
+    local list, named = {}, nil
     for i, y in ipairs(x) do list[i] = self:describe(y, func, line) end
-    return { list = list }
+    for name, y in util.ordered(#list == 0 and x or {}) do
+      named = named or {}
+      named[name] = self:describe(y, func, line)
+    end
+    return { list = list, named = named }
   end
   local at = address(h)
   if self.known[at] then return self.known[at] end
@@ -101,6 +105,9 @@ local function depends(item)
   if type(item) ~= "table" then return false end
   if item.id then return true end
   for _, x in ipairs(item.list or {}) do
+    if depends(x) then return true end
+  end
+  for _, x in util.ordered(item.named or {}) do
     if depends(x) then return true end
   end
   return false

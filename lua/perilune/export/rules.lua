@@ -14,7 +14,9 @@ M.known = set [[
   eq ne lt le gt ge where masked_fill clamp maximum minimum unsqueeze squeeze permute
   tensor:reshape tensor:transpose tensor:slice tensor:expand tensor:contiguous tensor:detach tensor:share tensor:to
   KeyedTensor:values KeyedTensor:get KeyedTensor.regroup JaggedTensor:to_padded_dense JaggedTensor:lengths
-  sparse.top_products
+  sparse.top_products JaggedTensor:values JaggedTensor:offsets embedding.look_up
+  sparse.sequence_numbers sparse.index_select_dim0 sparse.jagged_attention sparse.hstu_mha sparse.sequence_positions
+  sparse.time_buckets sparse.masked_select_jagged_1d
 ]]
 
 --- Functions that make a tensor of nothing but numbers of the program.

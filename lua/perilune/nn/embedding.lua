@@ -6,6 +6,7 @@ local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
 local Module = require "perilune.nn.module"
 local parameter = require "perilune.nn.parameter"
+local signature = require "perilune.signature"
 local C, check, ptr = P.C, P.check, Tensor.ptr
 
 local M = {}
@@ -68,14 +69,22 @@ local function start(self, a)
   self.weight = weight_of(class, a, self.padding_idx)
 end
 
-local function look_up(self, mode, ids, offsets, weights, include_last)
-  call.weight, call.ids = ptr(self.weight), ptr(ids)
+local own = {}
+--- One function for exporters to watch; padding: a row's number or false.
+function own.look_up(weight, mode, ids, offsets, weights, include_last, padding, max_norm, norm_type)
+  call.weight, call.ids = ptr(weight), ptr(ids)
   call.offsets, call.weights = offsets and ptr(offsets) or nil, weights and ptr(weights) or nil
-  call.padded, call.padding_idx = self.padding_idx and true or false, self.padding_idx or 0
-  call.max_norm, call.norm_type = self.max_norm or 0, self.norm_type
+  call.padded, call.padding_idx = padding and true or false, padding or 0
+  call.max_norm, call.norm_type = max_norm or 0, norm_type
   call.mode, call.include_last_offset = mode, include_last
   check(C.peri_embedding_bag(call, Tensor.out))
   return Tensor.wrap(Tensor.out[0])
+end
+
+signature.check_none("embedding.", own, { "look_up" })
+
+local function look_up(self, mode, ids, offsets, weights, include_last)
+  return own.look_up(self.weight, mode, ids, offsets, weights, include_last, self.padding_idx, self.max_norm, self.norm_type)
 end
 
 --- torch.nn.functional.embedding_bag: of rows `weight` (f32 [rows, cols], contiguous), [bags, cols]; mode "sum", "mean" or "max", and the

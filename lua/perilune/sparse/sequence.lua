@@ -163,5 +163,6 @@ signature.check("sparse.", M, {
   sequence_numbers = "seq_offsets: tensor, rows: count",
   truncate_jagged = "values: tensor, lengths: tensor, max_length: count, keep: string?",
 })
+signature.check_none("sparse.", M, { "jagged_attention", "hstu_mha", "sequence_positions", "time_buckets" })
 
 return M

@@ -65,7 +65,8 @@ PERI_API peri_status peri_model_changed(const peri_model *model);
 /** What an input is. */
 enum {
     PERI_MODEL_DENSE = 0, /* a fixed number of f32 for each sample */
-    PERI_MODEL_IDS = 1    /* a list of ids for each sample, of any length, perhaps with a weight for each id */
+    PERI_MODEL_IDS = 1,   /* a list of ids for each sample, of any length, perhaps with a weight for each id */
+    PERI_MODEL_WHOLE = 2  /* a list of whole numbers for each sample, such as times, -2^63 to 2^63 - 1, given as ids are */
 };
 
 /** What becomes of an id that the model has no row for. */
@@ -90,7 +91,7 @@ typedef struct peri_model_input {
     int64_t spare[4];      /* 0: nothing that this header knows of */
 } peri_model_input;
 
-/** One output: @columns f32 for each sample. */
+/** One output: @columns f32 for each sample, or for each of a list (peri_model_output_list). */
 typedef struct peri_model_output {
     const char *name;
     int64_t columns;
@@ -126,6 +127,19 @@ PERI_API peri_status peri_model_describe(const peri_model *model, peri_model_inf
 PERI_API const peri_model_input *peri_model_inputs(const peri_model *model, int64_t *n);
 /** The outputs, likewise. */
 PERI_API const peri_model_output *peri_model_outputs(const peri_model *model, int64_t *n);
+/** What an input's values have to be like beside that. Inputs are numbers in peri_model_inputs. */
+typedef struct peri_model_input_rules {
+    int64_t size;   /* sizeof(peri_model_input_rules) */
+    int64_t length; /* IDS, WHOLE: each list has so many; 0: any number */
+    int64_t like;   /* IDS, WHOLE: lists are as long as those of this input; -1: as they please */
+    int64_t counts; /* DENSE: a whole number from 0 to the length of the sample's list of this input; -1: any number */
+} peri_model_input_rules;
+
+/** The rules of input @input. @out: its `size` is set. */
+PERI_API peri_status peri_model_input_describe(const peri_model *model, int64_t input, peri_model_input_rules *out);
+/** -1: output @output has `columns` numbers for each sample. Else each sample has a list, with `columns` numbers for each member, and at
+ *  most as many members as the sample's list of the input with this number has. */
+PERI_API int64_t peri_model_output_list(const peri_model *model, int64_t output);
 /** The tables, likewise. */
 PERI_API const peri_model_table *peri_model_tables(const peri_model *model, int64_t *n);
 
@@ -166,8 +180,13 @@ PERI_API int64_t peri_model_context_bytes(const peri_model_context *context);
 /** Answers for @batch samples (0..max_batch): @inputs and @outputs in the order of peri_model_inputs and peri_model_outputs. @outputs[i]:
  *  [batch][columns] in the caller's memory, or NULL: not wanted. Checks the values first as peri_model_check does, and then writes
  *  nothing if it refuses them. Computes in the calling thread, allocates nothing, and takes no lock. PERI_EIO: the mapped file was
- *  cut or written to since it was opened; outputs mean nothing then. */
+ *  cut or written to since it was opened; outputs mean nothing then. PERI_EUNSUPPORTED: a wanted output is a list of each sample. */
 PERI_API peri_status peri_model_predict(peri_model_context *context, int64_t batch, const peri_model_values *inputs, float *const *outputs);
+/** The same, for models with outputs that are lists: @outputs[i] of such a one has room for `columns` f32 for each of the ids that the
+ *  batch has of the input that peri_model_output_list says, and the list of sample b begins at the member offsets[i][b] and ends before
+ *  offsets[i][b + 1]. @offsets[i]: [batch + 1], wanted with such an output; of others it is not looked at, and may be NULL. */
+PERI_API peri_status peri_model_predict_lists(peri_model_context *context, int64_t batch, const peri_model_values *inputs,
+                                              float *const *outputs, int64_t *const *offsets);
 
 /* -- following a run ------------------------------------------------------------------------------------------------------------------- */
 

@@ -1,0 +1,290 @@
+-- export/lists.lua: values of the members of lists: of each sample as many as it pleases. A list is known by the features whose ids are its
+-- members; lists of several features are one where an operation joins their members, if they are equally long in both recordings (the
+-- file then refuses samples in which they are not). operations.lua has the functions below beside its own.
+--
+--   list = { features = { "item", "action" }, field = "sparse_features", totals = members in the two recordings, of = the list of which
+--            this one's members are a part, whole = { "timestamps" } }
+local P = require "perilune.ffi"
+local util = require "perilune.util"
+local Lowering = require "perilune.export.lower"
+
+local C = P.C
+
+--- operations: function name -> f(lowering), as those of operations.lua.
+local M = { operations = {} }
+local made = M.operations
+
+-- -- which list a value is of ---------------------------------------------------------------------------------------------------------
+
+local init = Lowering.init
+function Lowering:init(...)
+  init(self, ...)
+  self.features, self.lists, self.whole, self.whole_values = {}, {}, {}, {}
+end
+
+--- A feature of a batch: its ids in the two recordings, and a function that returns the lengths of its lists in all batches.
+function Lowering:note_feature(key, field, totals, lengths)
+  self.features[key] = { field = field, totals = totals, lengths = lengths }
+end
+
+--- The lengths of a feature's lists in all batches, once.
+function Lowering:lengths_of(key)
+  local f = self.features[key] or self:fail("no feature '%s' in the batches", key)
+  if type(f.lengths) == "function" then f.lengths = f.lengths() end
+  return f.lengths
+end
+
+--- The list that a list has become a part of, by joins.
+local function root(list)
+  while list.joined do list = list.joined end
+  return list
+end
+
+--- The list of a bag's feature.
+function Lowering:list_of(bag)
+  local key = bag.feature
+  self.lists[key] = self.lists[key] or { features = { key }, field = bag.kjt, totals = self.features[key].totals, whole = {} }
+  return root(self.lists[key])
+end
+
+--- One list for two, if their members are the same ones; nil: they are not.
+function Lowering:join(a, b)
+  a, b = root(a), root(b)
+  if a == b then return a end
+  if a.of or b.of then return nil end
+  local x, y = self:lengths_of(a.features[1]), self:lengths_of(b.features[1])
+  for i = 1, math.max(#x, #y) do
+    if x[i] ~= y[i] then return nil end
+  end
+  for _, key in ipairs(b.features) do table.insert(a.features, key) end
+  for _, name in ipairs(b.whole) do table.insert(a.whole, name) end
+  b.joined = a
+  return a
+end
+
+local function text_of(list)
+  if not list then return "the samples" end
+  return list.of and ("a selection of the members of '%s'"):format(table.concat(root(list.of).features, "', '"))
+    or ("the members of '%s'"):format(table.concat(list.features, "', '"))
+end
+
+--- An argument is this value: the entry's values are of its list.
+function Lowering:meet(value, what)
+  if not value.index or self.free then return value end
+  local own = value.list and root(value.list) or false
+  if self.list == nil or self.list == own then self.list = own
+  else
+    local joined = self.list and own and self:join(self.list, own)
+    if not joined then
+      self:fail("%s is of %s, beside something of %s; sparse.index_select_dim0 with sparse.sequence_numbers gives each member what its "
+        .. "sample has", what, text_of(own), text_of(self.list))
+    end
+    self.list = joined
+  end
+  return value
+end
+
+--- The bag whose rows a JaggedTensor has.
+function Lowering:bag(x)
+  return type(x) == "table" and x.bag or self:fail "a JaggedTensor that no collection of the model made"
+end
+
+--- The list whose offsets an argument is.
+function Lowering:offsets(x, what)
+  return type(x) == "table" and x.offsets and root(x.offsets)
+    or self:fail("%s are no offsets of a JaggedTensor that a collection of the model made", what)
+end
+
+--- The arguments by name of a function that takes a table, of which `skip` (a set) are not looked at.
+function Lowering:named(skip)
+  local a, b, found = self.entry.args[1].named or {}, self.other.args[1].named or {}, {}
+  self.free = true
+  for name, x in util.ordered(a) do
+    if not skip[name] then found[name] = self:resolve(x, b[name], name) end
+  end
+  return found
+end
+
+--- A number for each sample that counts targets: a tensor of whole numbers of the batch. nil: there are none.
+function Lowering:targets(name, list)
+  local item = (self.entry.args[1].named or {})[name]
+  if item == nil then return nil end
+  local field = type(item) == "table" and item.id and self.whole[item.id]
+  if not field then self:fail("%s are no tensor of whole numbers of the batch", name) end
+  if list.of then self:fail("%s beside a selection of members", name) end
+  local known = self.whole_values[field]
+  if known and (not known.counts or root(known.counts) ~= list) then self:fail("%s count members of two lists", name) end
+  if not known then
+    known = self:value({ 1 }, { dense = field, counts = list })
+    known.counts, self.whole_values[field] = list, known
+  end
+  return known
+end
+
+-- -- functions ------------------------------------------------------------------------------------------------------------------------
+
+--- A feature of which each sample has one id is a row of the sample: the file then wants one of everybody.
+local function single(l, bag)
+  if l.features[bag.feature].totals[1] ~= l.batch[1] then return false end
+  for _, n in ipairs(l:lengths_of(bag.feature)) do
+    if n ~= 1 then return false end
+  end
+  return true
+end
+
+made["JaggedTensor:values"] = function(l)
+  local bag = l:bag(l:arguments()[1])
+  if single(l, bag) then
+    l.list, bag.length = false, 1
+    return l:set(l:op("rows", l:result_shape(), { inputs = {}, bags = { bag }, sizes = { 1, bag.out.columns }, numbers = { 0, 0 } }))
+  end
+  l.list = l:list_of(bag)
+  l:set(l:op("members", l:result_shape(), { inputs = {}, bags = { bag } }))
+end
+
+made["JaggedTensor:offsets"] = function(l) l:set { offsets = l:list_of(l:bag(l:arguments()[1])) } end
+
+--- Whole numbers in Lua; where they become f32 the file's number is used.
+made["JaggedTensor:lengths"] = function(l)
+  local bag = l:bag(l:arguments()[1])
+  l.list = false
+  local v = l:op("lengths", { 1 }, { inputs = {}, bags = { bag } })
+  v.lengths = bag
+  l:set(v)
+end
+
+made["sparse.sequence_numbers"] = function(l) l:set { numbers = l:offsets(l:arguments(1)[1], "seq_offsets") } end
+
+made["sparse.index_select_dim0"] = function(l)
+  local a = l:arguments(nil, true)
+  local x, list = l:sample(a[1], "values"), a[2].numbers
+  if not list then l:fail "indices that are none of sparse.sequence_numbers, which leads from the members of lists to their samples" end
+  if x.list then l:fail("values of %s, wanted: those of samples", text_of(root(x.list))) end
+  l.list = root(list)
+  l:set(l:op("spread", l:result_shape(), { inputs = { x.index } }))
+end
+
+--- Whether a recording's tensor of ids is 0, 1, ..., n - 1.
+local function counts_up(item, n)
+  local list = type(item) == "table" and item.constant and item.constant:to("i64"):to_list()
+  if not list or #list ~= n then return false end
+  for i, x in ipairs(list) do
+    if tonumber(x) ~= i - 1 then return false end
+  end
+  return true
+end
+
+local poolings = { [C.PERI_BAG_SUM] = "sum", [C.PERI_BAG_MEAN] = "mean" }
+
+--- nn.Embedding: rows of a parameter by numbers that were computed. embedding_bag of every row in its order: a sum of members.
+made["embedding.look_up"] = function(l)
+  local a, b = l.entry.args, l.other.args
+  local mode, last, padding, norm = a[2], a[6], a[7], a[8]
+  l.free = true
+  local weight = l:resolve(a[1], b[1], "weight")
+  if padding or norm then l:fail "a padding_idx or a max_norm" end
+  if mode == C.PERI_BAG_NONE then
+    local ids = l:sample(l:resolve(a[3], b[3], "ids"), "ids")
+    if not weight.constant then l:fail "rows that depend on the batch" end
+    l.list = ids.list and root(ids.list) or false
+    return l:set(l:op("take", l:result_shape(), { inputs = { ids.index, l:constant(weight).index }, sizes = { weight.shape[1],
+      weight.shape[2] } }))
+  end
+  local pooling = poolings[mode] or l:fail "the largest elements of bags"
+  if not weight.list or a[5] or not last then l:fail "bags of rows that are not the members of a list" end
+  local list = root(weight.list)
+  if not counts_up(a[3], list.totals[1]) or not counts_up(b[3], list.totals[2]) then
+    l:fail "ids, allowed: 0, 1, ... for all members of a list" end
+  if l:offsets(l:resolve(a[4], b[4], "offsets"), "offsets") ~= list then l:fail "offsets that are not those of the members' list" end
+  l.list = false
+  l:set(l:op("pool", l:result_shape(), { inputs = { weight.index }, ["function"] = pooling }))
+end
+
+local function attention(l, form, most)
+  local a = l:named { num_targets = true }
+  local list = l:offsets(a.seq_offsets, "seq_offsets")
+  local inputs, shape = {}, nil
+  for i, name in ipairs { "q", "k", "v" } do
+    local x = l:sample(a[name], name)
+    local own = x.list and l:join(x.list, list)
+    if not own then l:fail("%s is of %s, its offsets are those of %s", name, text_of(x.list and root(x.list)), text_of(list)) end
+    list = own
+    inputs[i], shape = x.index, shape and { shape[1], shape[2], x.shape[3] } or x.shape
+  end
+  local targets = l:targets("num_targets", list)
+  if targets then inputs[4] = targets.index end
+  l.list = list
+  local dim = l.entry.args[1].named.q.shape[3]
+  l:set(l:op("attention", l:result_shape(), { inputs = inputs, ["function"] = form,
+    sizes = { shape[2], dim, shape[3], a.max_attn_len or 0, a.causal == false and 0 or 1, most or 0 },
+    numbers = { a.alpha or 1 / math.sqrt(dim), most and form == "hstu" and 1 / most or 0 } }))
+end
+made["sparse.jagged_attention"] = function(l) attention(l, "softmax", l.entry.args[1].named.max_seq_len) end
+made["sparse.hstu_mha"] = function(l) attention(l, "hstu", l.entry.args[1].named.max_seq_len) end
+
+made["sparse.sequence_positions"] = function(l)
+  local a = l:named { num_targets = true, rows = true }
+  local list = l:offsets(a.seq_offsets, "seq_offsets")
+  local targets = l:targets("num_targets", list)
+  l.list = list
+  l:set(l:op("places", l:result_shape(1, nil, true), { inputs = targets and { targets.index } or {}, sizes = { a.max_positions } }))
+end
+
+made["sparse.time_buckets"] = function(l)
+  local a = l:named { timestamps = true }
+  local list, item = l:offsets(a.seq_offsets, "seq_offsets"), l.entry.args[1].named.timestamps
+  local field = type(item) == "table" and item.id and l.whole[item.id]
+  if not field then l:fail "timestamps, allowed: a tensor of whole numbers of the batch" end
+  if list.of then l:fail "timestamps of a selection of members" end
+  l.list = list
+  if not l.whole_values[field] then table.insert(list.whole, field) end
+  if l.whole_values[field] and root(l.whole_values[field]) ~= list then l:fail "timestamps of two lists" end
+  l.whole_values[field] = list
+  l:set(l:op("times", l:result_shape(1, nil, true), { inputs = {}, ["function"] = a.time_bucket_fn or "sqrt",
+    sizes = { a.num_buckets or 2048 }, numbers = { a.increment or 60, 0 }, whole = field }))
+end
+
+--- The members whose mask is true, as a list of their own.
+made["sparse.masked_select_jagged_1d"] = function(l)
+  local a = l:arguments(nil, true)
+  local x, lengths, mask = l:sample(a[1], "values"), a[2].lengths, l:sample(a[3], "mask")
+  local list = lengths and l:list_of(lengths)
+  if not list or not x.list or not mask.list or l:join(x.list, list) ~= root(mask.list) then
+    l:fail "values, lengths and mask, allowed: those of one list of a collection's JaggedTensor" end
+  local first, second = l.entry.results[1], l.other.results[1]
+  l.list = { of = root(list), totals = { first.shape[1], second.shape[1] } }
+  l:set(l:op("select", l:result_shape(), { inputs = { x.index, mask.index } }))
+end
+
+-- -- what the file has of them --------------------------------------------------------------------------------------------------------
+
+--- The lists of the values of a file, { inputs = numbers } or { of = number } each: fills in the numbers that values have for them.
+--- number(name): of the input that a feature or a field of whole numbers is, or nil; add(name): of a new input of whole numbers. Returns
+--- the lists, and a function that returns the first input of one.
+function M.numbered(values, number, add)
+  local found, of = {}, {}
+  local function note(list)
+    list = root(list)
+    if of[list] then return of[list] end
+    local entry
+    if list.of then entry = { of = note(list.of) }
+    else
+      local inputs = {}
+      for _, names in ipairs { list.features, list.whole } do
+        for _, name in ipairs(names) do inputs[#inputs + 1] = number(name) end
+      end
+      if #inputs == 0 then inputs[1] = add(list.features[1]) end
+      entry = { inputs = inputs }
+    end
+    found[#found + 1] = entry
+    of[list] = #found - 1
+    return of[list]
+  end
+  for _, v in util.ordered(values) do
+    if v.list then v.list = note(v.list) end
+    if v.counts then note(v.counts) end
+  end
+  return found, function(list) return found[of[root(list)] + 1].inputs[1] end
+end
+
+return M
