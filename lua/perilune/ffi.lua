@@ -57,6 +57,18 @@ function M.dtype(name)
   return code
 end
 
+local value_out = ffi.new "int32_t[1]"
+--- The values of one of C's options (peri_option_value) by name: { SUM = C.PERI_POOLING_SUM, ... }.
+function M.options(option)
+  local values, i, name = {}, 0, C.peri_option_name(option, 0, value_out)
+  while name ~= nil do
+    values[ffi.string(name)] = value_out[0]
+    i = i + 1
+    name = C.peri_option_name(option, i, value_out)
+  end
+  return values
+end
+
 local devices, device_out, device_type = {}, ffi.new "peri_device *[1]", ffi.typeof "peri_device *"
 --- A device by name (nil: the default one of this rank). Devices live as long as the process.
 function M.device(name)

@@ -162,8 +162,8 @@ static int level_now(void)
 
 bool peri__log_shows(int32_t level) { return level <= level_now(); }
 
-/** All of @text in one write(2), so that lines of several ranks and threads do not mix, however stderr is buffered. A pipe that nobody reads
- *  any more takes nothing, and the program gets no signal for it. */
+/** All of @text in one write(2), so that lines of several ranks and threads do not mix, however stderr is buffered. A pipe that nobody
+ *  reads any more takes nothing, and the program gets no signal for it. */
 static void write_stderr(const char *text, size_t n)
 {
     const struct timespec now = {0};

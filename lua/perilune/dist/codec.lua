@@ -31,10 +31,7 @@ M.CommOp = util.face("peri.dist.codec.CommOp", {
 })
 
 M.precisions = { "FP32", "FP16", "BF16", "FP8", "INT8", "MX4" }
-local formats = {
-  FP32 = C.PERI_CODEC_NONE, FP16 = C.PERI_CODEC_FP16, BF16 = C.PERI_CODEC_BF16, FP8 = C.PERI_CODEC_FP8, INT8 = C.PERI_CODEC_INT8,
-  MX4 = C.PERI_CODEC_MX4,
-}
+local formats = P.options "codec"
 M.rounding_modes = { "NEAREST", "FLOOR", "EVEN", "STOCHASTIC", "CEIL" }
 local roundings = util.index_of(M.rounding_modes)
 

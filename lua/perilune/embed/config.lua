@@ -10,7 +10,8 @@ local M = {}
 
 --- Poolings and data types by TorchRec's names.
 M.PoolingType = util.face("peri.embed.PoolingType", { SUM = "SUM", MEAN = "MEAN" })
-M.poolings = { SUM = C.PERI_POOLING_SUM, MEAN = C.PERI_POOLING_MEAN }
+M.poolings = P.options "pooling"
+M.poolings.NONE = nil -- bags are pooled
 --- Rows of bytes, for lookups only, by name: FBGEMM's two layouts of 8-bit rows, 8-bit floats, rows of 4 and of 2 bits a number.
 M.row_formats = {}
 M.data_types = { FP32 = "f32", FP16 = "f16", BF16 = "bf16" }
@@ -29,7 +30,7 @@ while C.peri_row_format_name(row_format) ~= nil do
   add_type(name:match "^(.-)_HALF$" or name, name, row_format) -- the later of two
   row_format = row_format + 1
 end
-M.bounds_checks = { FATAL = C.PERI_BOUNDS_FATAL, WARNING = C.PERI_BOUNDS_WARNING, IGNORE = C.PERI_BOUNDS_IGNORE, NONE = C.PERI_BOUNDS_NONE }
+M.bounds_checks = P.options "bounds_check"
 
 local function one_of(func, what, value, allowed)
   if allowed[value] == nil then util.one_of(func, what, value, util.keys(allowed)) end
@@ -164,7 +165,7 @@ end
 
 -- -- caches ---------------------------------------------------------------------------------------------------------------------------
 
-local algorithms = { LRU = C.PERI_CACHE_LRU, LFU = C.PERI_CACHE_LFU }
+local algorithms = P.options "cache_algorithm"
 M.CacheAlgorithm = util.face("peri.embed.CacheAlgorithm", { LRU = "LRU", LFU = "LFU" })
 
 --- How a table that is larger than memory is cached (TorchRec's CacheParams, compute kernel "fused_uvm_caching"). What TorchRec keeps in
@@ -225,15 +226,7 @@ end
 
 -- -- optimizers ------------------------------------------------------------------------------------------------------------------------
 
-local kinds = {} -- by name
-do
-  local kind, name = 0, C.peri_tbe_optimizer_name(0)
-  while name ~= nil do
-    kinds[ffi.string(name)] = kind
-    kind = kind + 1
-    name = C.peri_tbe_optimizer_name(kind)
-  end
-end
+local kinds = P.options "optimizer"
 local aliases = {
   exact_sgd = "sgd", exact_adagrad = "adagrad", exact_rowwise_adagrad = "rowwise_adagrad", exact_row_wise_adagrad = "rowwise_adagrad",
   partial_row_wise_adam = "partial_rowwise_adam", partial_row_wise_lamb = "partial_rowwise_lamb",
@@ -262,18 +255,8 @@ end
 --- Names of the optimizers.
 function M.optimizers() return util.keys(kinds) end
 
-local decay_modes = {
-  none = C.PERI_DECAY_NONE, l2 = C.PERI_DECAY_L2, decouple = C.PERI_DECAY_DECOUPLE, counter = C.PERI_DECAY_COUNTER,
-  cowclip = C.PERI_DECAY_COWCLIP,
-}
-local counter_decay_modes = {
-  none = C.PERI_COUNTER_DECAY_NONE, l2 = C.PERI_COUNTER_DECAY_L2, decouple = C.PERI_COUNTER_DECAY_DECOUPLE,
-  adagradw = C.PERI_COUNTER_DECAY_ADAGRADW,
-}
-local rate_modes = {
-  equal = C.PERI_RATES_EQUAL, tail_id_lr_increase = C.PERI_RATES_TAIL_ID_INCREASE, tail_id_lr_decrease = C.PERI_RATES_TAIL_ID_DECREASE,
-  counter_sgd = C.PERI_RATES_COUNTER_SGD,
-}
+local decay_modes, counter_decay_modes = P.options "weight_decay_mode", P.options "counter_weight_decay_mode"
+local rate_modes = P.options "learning_rate_mode"
 
 --- FBGEMM's definitions, as tables of their fields.
 local tail_arguments = { val = 0, is_ratio = false }

@@ -39,7 +39,7 @@ local arguments = {
   device = util.optional,
   mapped = false,               -- rows in the host's memory, where the device's kernels reach them (fused_uvm)
 }
-local poolings = { SUM = C.PERI_POOLING_SUM, MEAN = C.PERI_POOLING_MEAN, NONE = C.PERI_POOLING_NONE }
+local poolings = P.options "pooling"
 local table_arguments = {
   name = util.required.string, rows = util.required, cols = util.required, row_offset = 0, col_offset = 0, total_rows = 0, total_cols = 0,
   pooling = "SUM", init = util.optional, raw_ids = false,

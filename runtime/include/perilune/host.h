@@ -6,9 +6,9 @@
  * What the library does to a process, unasked: it starts worker threads (peri_threads() - 1 of them, at the first operation that is large
  * enough; they are called "perilune" and take no signals) and reads its environment (PERI_*). It installs no signal handler, leaves locale,
  * rounding and the masks of the caller's threads as they are (no result depends on these, or on denormals being flushed there), prints
- * log lines of PERI_LOG_WARN and worse unless peri_host_log_set says otherwise, and neither exits nor aborts. The shared library stays loaded after dlclose, and so does, from the first device on, a shared
- * object that holds libperilune.a (link that with -Wl,--exclude-libs,libperilune.a, so that two of them do not take each other's
- * functions).
+ * log lines of PERI_LOG_WARN and worse unless peri_host_log_set says otherwise, and neither exits nor aborts. The shared library stays
+ * loaded after dlclose, and so does, from the first device on, a shared object that holds libperilune.a (link that with
+ * -Wl,--exclude-libs,libperilune.a, so that two of them do not take each other's functions).
  *
  * fork: a child may go on with tables, tensors and everything else in memory; it starts workers of its own. What needs threads or
  * connections of its parent (tables in files, groups of several ranks) refuses in a child on its first call (PERI_EUNSUPPORTED). Fork while

@@ -70,6 +70,36 @@ PERI_API int32_t peri_sharding_type_facts(int32_t type);
  *  and says what is allowed. Local. */
 PERI_API peri_status peri_sharding_shards(const peri_sharding *sharding, peri_shard *out, int32_t capacity, int32_t *n);
 
+/* -- names and plans ---------------------------------------------------------------------------------------------------------------- */
+
+/** The value of option @option ("sharding_type", "optimizer", "pooling", "bounds_check", "cache_algorithm", "compute_kernel",
+ *  "weight_decay_mode", "counter_weight_decay_mode", "learning_rate_mode", "codec", "data_type") that configurations and plans call @name,
+ *  in *@out. PERI_EINVAL names what is allowed, and leaves *@out as it is. Local. */
+PERI_API peri_status peri_option_value(const char *option, const char *name, int32_t *out);
+/** Name @i, from 0, of an option, and its value in *@value (or NULL); NULL behind the last one, or for what is no option. Static text. */
+PERI_API const char *peri_option_name(const char *option, int32_t i, int32_t *value);
+
+/** A plan that was made before (by a planner, by hand) and written as JSON (docs/plans.md): how the tables of a model's modules are cut.
+ *  One thread's at a time. */
+typedef struct peri_plan peri_plan;
+
+struct peri_sharded_table;
+/** Read a plan out of a file. PERI_ENOTFOUND, PERI_EIO; PERI_EFORMAT: no JSON, or no plan; PERI_EINVAL names module, table, and what is
+ *  allowed. Local. @out new. */
+PERI_API peri_status peri_plan_read(const char *path, peri_plan **out);
+/** The same out of @text [@bytes], which messages call @name. Both are borrowed. */
+PERI_API peri_status peri_plan_parse(const char *name, const char *text, int64_t bytes, peri_plan **out);
+/** Add a reference. */
+PERI_API void peri_plan_retain(peri_plan *plan);
+/** Give up a reference; NULL is fine. Local. */
+PERI_API void peri_plan_release(peri_plan *plan);
+/** Put what the plan says of the tables of module @module ("sparse.ebc", as the plan has it) into @tables [@n]: their sharding_type,
+ *  compute_kernel, mapped, cache, ranks, n_ranks and sizes, which lie in the plan until it is released, or put into tables of another
+ *  group. Names, rows and cols are there already. All are checked first, with rows, columns, and the ranks and nodes of @group: after
+ *  PERI_EINVAL, which names the table and what is allowed, nothing was changed. The plan has all tables, the module no others. Local. */
+PERI_API peri_status peri_plan_apply(peri_plan *plan, const char *module, const peri_group *group, struct peri_sharded_table *tables,
+                                     int32_t n);
+
 /* -- sharded modules --------------------------------------------------------------------------------------------------------------- */
 
 /** Kinds of sharded modules. */
@@ -110,7 +140,7 @@ typedef struct peri_sharded_table {
     const int32_t *ranks;   /* as in peri_sharding */
     const int64_t *sizes;
     int32_t n_features, n_ranks;
-    int32_t pooling, init;  /* PERI_POOLING_* (SUM or MEAN; EC: NONE, and all tables have equal columns), PERI_INIT_* */
+    int32_t pooling, init;  /* PERI_POOLING_* (SUM or MEAN; EC: NONE), PERI_INIT_* */
     int32_t sharding_type, compute_kernel;
     int32_t optimizer;      /* index into config.optimizers; for PERI_KERNEL_FUSED */
     int32_t dtype;          /* of the weights: PERI_F32, PERI_F16, PERI_BF16; PERI_KERNEL_DENSE: f32; PERI_KERNEL_QUANT: also
