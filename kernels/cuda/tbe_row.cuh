@@ -92,20 +92,63 @@ template <class T> static __device__ __forceinline__ void peri_store_once(T *p, 
 #endif
 }
 
-/** x in 16 bits, rounded as the tables are. @bits: random ones, of tables that round stochastically. */
-static __device__ __forceinline__ uint32_t peri_tbe_narrow(float x, bool f16, bool stochastic, uint32_t bits)
-{
-    if (!stochastic) return f16 ? k_f32_to_f16(x) : k_f32_to_bf16(x);
-    return f16 ? tbe_round_f16(x, bits) : tbe_round_bf16(x, bits);
-}
+/** How weights become numbers of 16 bits. */
+struct peri_tbe_narrow {
+    bool f16; /* else bf16 */
+    float most, least; /* the largest number; the least of f16 that is not subnormal (bf16: 0, its subnormal numbers are f32's) */
+    int32_t bits;  /* random ones that stochastic rounding adds */
+    uint32_t kept; /* those of f32 that there is room for */
+    __device__ __forceinline__ explicit peri_tbe_narrow(bool is_f16)
+        : f16(is_f16), most(is_f16 ? 65504.0f : 0x1.fep127f), least(is_f16 ? 0x1p-14f : 0.0f), bits(is_f16 ? TBE_BITS_F16 : TBE_BITS_BF16),
+          kept(~0u << (is_f16 ? TBE_BITS_F16 : TBE_BITS_BF16))
+    {
+    }
+
+    /** What tbe_round_f16 and tbe_round_bf16 make of a finite x, as a float. What is subnormal in f16 is moved up by 2^-14 meanwhile, where
+     *  f32 goes in steps of 2^-37. */
+    __device__ __forceinline__ float shaken(float x, uint32_t random) const
+    {
+        const float size = fminf(fabsf(x), most), up = size < least ? least : 0.0f;
+        return copysignf(k_float((k_bits(size + up) + random) & kept) - up, x);
+    }
+    __device__ __forceinline__ uint32_t pair(float low, float high) const
+    {
+        return f16 ? peri_f16::pair(low, high) : peri_bf16::pair(low, high);
+    }
+
+    /** Four numbers, rounded. Infinities and NaN, which are rare, are looked after behind one branch. */
+    __device__ __forceinline__ void round4(const float (&x)[4], const uint32_t (&random)[4], uint32_t (&y)[2]) const
+    {
+        bool finite = true;
+        PERI_UNROLL
+        for (int c = 0; c < 4; c++) finite = finite && fabsf(x[c]) <= 0x1.fffffep127f;
+        PERI_UNROLL
+        for (int c = 0; c < 2; c++) y[c] = pair(shaken(x[2 * c], random[2 * c]), shaken(x[2 * c + 1], random[2 * c + 1]));
+        if (finite) return;
+        PERI_UNROLL
+        for (int c = 0; c < 4; c++) {
+            if (fabsf(x[c]) <= 0x1.fffffep127f) continue;
+            const int at = c % 2 * 16;
+            const uint32_t h = f16 ? k_f32_to_f16(x[c]) : k_f32_to_bf16(x[c]);
+            y[c / 2] = (y[c / 2] & 0xffff0000u >> at) | h << at;
+        }
+    }
+
+    /** The same, to the nearest. */
+    __device__ __forceinline__ void nearest4(const float (&x)[4], uint32_t (&y)[2]) const
+    {
+        PERI_UNROLL
+        for (int c = 0; c < 2; c++) y[c] = pair(x[2 * c], x[2 * c + 1]);
+    }
+};
 
 /** Four weights of 16 bits at @p, the first @left of them. */
-static __device__ __forceinline__ void peri_tbe_put4(uint16_t *p, int64_t left, bool fast, const uint32_t (&y)[4])
+static __device__ __forceinline__ void peri_tbe_put4(uint16_t *p, int64_t left, bool fast, const uint32_t (&y)[2])
 {
-    if (fast && left >= 4) return peri_store_once((uint2 *)p, make_uint2(y[0] | y[1] << 16, y[2] | y[3] << 16));
+    if (fast && left >= 4) return peri_store_once((uint2 *)p, make_uint2(y[0], y[1]));
     PERI_UNROLL
     for (int c = 0; c < 4; c++)
-        if (c < left) p[c] = (uint16_t)y[c];
+        if (c < left) p[c] = (uint16_t)(y[c / 2] >> c % 2 * 16);
 }
 
 /** x as f32 weights from element @at. */
@@ -121,13 +164,14 @@ static __device__ __forceinline__ void peri_tbe_store4(const peri_k_tbe_rows *ro
 {
     if (rows->weight_dtype == PERI_F32) return peri_tbe_put4((float *)rows->weight + at, left, fast, x);
     if (left <= 0) return;
-    const bool f16 = rows->weight_dtype == PERI_F16;
-    uint32_t y[4];
-    PERI_UNROLL
-    for (int c = 0; c < 4; c++) {
-        const uint32_t bits = o->stochastic ? tbe_random_bits(key, column + c, f16 ? TBE_BITS_F16 : TBE_BITS_BF16) : 0;
-        y[c] = peri_tbe_narrow(x[c], f16, o->stochastic, bits);
-    }
+    const peri_tbe_narrow narrow(rows->weight_dtype == PERI_F16);
+    uint32_t y[2];
+    if (o->stochastic) {
+        uint32_t random[4];
+        PERI_UNROLL
+        for (int c = 0; c < 4; c++) random[c] = tbe_random_bits(key, column + c, narrow.bits);
+        narrow.round4(x, random, y);
+    } else narrow.nearest4(x, y);
     peri_tbe_put4((uint16_t *)rows->weight + at, left, fast, y);
 }
 
@@ -331,23 +375,23 @@ template <class S> struct peri_tbe_row {
      *  multiple of 32 columns of the whole table (PAIRED). */
     template <bool PAIRED> __device__ __forceinline__ void store_rounded(int strip)
     {
-        const bool f16 = rows->weight_dtype == PERI_F16;
-        const int n = f16 ? TBE_BITS_F16 : TBE_BITS_BF16;
+        const peri_tbe_narrow narrow(rows->weight_dtype == PERI_F16);
         PERI_UNROLL
         for (int k = 0; k < S::K; k += 2) {
             const int d = column(strip, k);
             const int64_t whole = t->col_offset + d;
             const uint32_t first = tbe_random_lane(whole);
-            uint32_t y[2][4];
+            uint32_t near[4], far[4], y[2];
             PERI_UNROLL
             for (int c = 0; c < 4; c++) {
                 const uint32_t word = PAIRED ? tbe_random_word(key, first + c) : 0;
-                y[0][c] = peri_tbe_narrow(w[k][c], f16, true, PAIRED ? tbe_low_bits(word, n) : tbe_random_bits(key, whole + c, n));
-                y[1][c] = peri_tbe_narrow(w[k + 1][c], f16, true,
-                                          PAIRED ? tbe_high_bits(word, n) : tbe_random_bits(key, whole + 16 + c, n));
+                near[c] = PAIRED ? tbe_low_bits(word, narrow.bits) : tbe_random_bits(key, whole + c, narrow.bits);
+                far[c] = PAIRED ? tbe_high_bits(word, narrow.bits) : tbe_random_bits(key, whole + 16 + c, narrow.bits);
             }
-            peri_tbe_put4((uint16_t *)rows->weight + at + d, cols - d, fast, y[0]);
-            peri_tbe_put4((uint16_t *)rows->weight + at + d + 16, cols - d - 16, fast, y[1]);
+            narrow.round4(w[k], near, y);
+            peri_tbe_put4((uint16_t *)rows->weight + at + d, cols - d, fast, y);
+            narrow.round4(w[k + 1], far, y);
+            peri_tbe_put4((uint16_t *)rows->weight + at + d + 16, cols - d - 16, fast, y);
         }
     }
 

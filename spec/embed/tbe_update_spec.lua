@@ -51,6 +51,25 @@ for _, device in ipairs(require "spec.support.devices") do
         end
       end)
 
+      it("rounds " .. dtype .. " weights of every size as the processor does", function()
+        local rows, cols, gradient, draw = 64, 40, {}, generator(5)
+        for r = 1, rows do
+          gradient[r] = {}
+          for c = 1, cols do
+            local size = r % 2 == 0 and 2 ^ -14 * (1 - draw(4096) * 2 ^ -24) or 2 ^ (draw(60) - 40) * (1 + draw(2 ^ 20) * 2 ^ -20)
+            gradient[r][c] = draw(2) == 0 and size or -size
+          end
+        end
+        local function rounded(on)
+          local b = support.maker(on)({ { name = "a", rows = rows, cols = cols, init = peri.embed.constant(0) } },
+            { optimizer = "sgd", learning_rate = 1 }, { data_type = dtype })
+          local ids, offsets = peri.arange(0, rows, 1, "i64", on), peri.arange(0, rows + 1, 1, "i64", on)
+          b:backward(ids, offsets, each_row(b, rows, cols), peri.tensor(gradient, "f32", on))
+          return b:state(1):to_list()
+        end
+        assert.same(rounded "cpu", rounded(device))
+      end)
+
       it("keeps " .. dtype .. " weights that need no rounding, and finite ones finite", function()
         local top = dtype == "f16" and 65504 or 3.3895313892515355e38
         local start = { 1, -0.5, 0.000030517578125, 0, top, -top, 1 / 0, -1 / 0 }
