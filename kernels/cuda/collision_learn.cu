@@ -235,12 +235,15 @@ struct evict {
     /** The order of the first @digits bytes of the first three words: below, equal, above: -1, 0, 1. */
     __device__ static int compare(const peri_k_collision_record &x, const uint64_t *limit, int digits)
     {
-        for (int w = 0; w < 3 && digits > 8 * w; w++) {
+        PERI_UNROLL /* words have fixed places: they stay in registers */
+        for (int w = 0; w < 3; w++) {
+            if (digits <= 8 * w) return 0;
             const int drop = digits >= 8 * w + 8 ? 0 : 64 - 8 * (digits - 8 * w);
             if (x.word[w] >> drop != limit[w] >> drop) return x.word[w] >> drop < limit[w] >> drop ? -1 : 1;
         }
         return 0;
     }
+    __device__ static uint64_t at_word(const uint64_t *words, int word) { return word == 0 ? words[0] : word == 1 ? words[1] : words[2]; }
     /** The byte @digit of the rank of the last of the @left worst rows that equal *limit before it; *left: how many of these it counts. */
     __device__ bool next_digit(const peri_k_collision_bucket &b, uint64_t *limit, int digit, int64_t *left) const
     {
@@ -251,14 +254,16 @@ struct evict {
         for (int64_t first = 0; first < b.usable; first += PERI_BLOCK) {
             const int64_t row = first + threadIdx.x;
             const peri_k_collision_record x = row < b.usable ? rank_of(b.first_row + row) : peri_k_collision_record{};
-            const int bin = row < b.usable && compare(x, limit, digit) == 0 ? (int)(x.word[word] >> shift & 255) : -1;
+            const int bin = row < b.usable && compare(x, limit, digit) == 0 ? (int)(at_word(x.word, word) >> shift & 255) : -1;
             const unsigned same = __match_any_sync(PERI_WARP, bin); /* many rows have one count */
             if (bin >= 0 && peri_lane() == __ffs((int)same) - 1) atomicAdd(&bins[bin], (uint32_t)__popc(same));
         }
         __syncthreads();
         int at = 0;
         for (; bins[at] < *left; at++) *left -= bins[at];
-        limit[word] |= (uint64_t)at << shift;
+        PERI_UNROLL
+        for (int w = 0; w < 3; w++)
+            if (w == word) limit[w] |= (uint64_t)at << shift;
         const bool exact = bins[at] == *left;
         __syncthreads();
         return exact;

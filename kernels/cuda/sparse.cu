@@ -163,12 +163,16 @@ template <class T> struct level_to_dense {
     __device__ void operator()(int64_t row, int64_t lane, int64_t lanes) const
     {
         int64_t at[PERI_MAX_LEVELS], bag = row, words = a.width / (int64_t)sizeof(T);
-        for (int32_t l = a.levels - 1; l >= 0; l--) {
+        PERI_UNROLL /* so that `at` stays in registers */
+        for (int32_t l = PERI_MAX_LEVELS - 1; l >= 0; l--) {
+            if (l >= a.levels) continue;
             at[l] = bag % a.max[l];
             bag /= a.max[l];
         }
         bool there = true;
-        for (int32_t l = 0; l < a.levels && there; l++) {
+        PERI_UNROLL
+        for (int32_t l = 0; l < PERI_MAX_LEVELS; l++) {
+            if (l >= a.levels || !there) break;
             int64_t first = peri_index(a.offsets[l], bag, a.offsets_dtype);
             there = at[l] < peri_index(a.offsets[l], bag + 1, a.offsets_dtype) - first;
             bag = first + at[l];
