@@ -9,7 +9,7 @@ local C, check = P.C, P.check
 
 local Gather = util.class "Gather"
 
-Gather.ROWS = 2 ^ 19   -- of a window, at most, where it can be so: each takes up to 48 bytes
+Gather.ROWS = 2 ^ 18   -- of a window, at most, where it can be so: each takes up to 48 bytes
 Gather.BLOCK = 65536   -- rows of what is stored that are read at once
 local data_out = ffi.new "void *[1]"
 

@@ -162,14 +162,13 @@ function Fit:_pick(w, row, past)
   local module, e, n, all = self.module, self.entries, 0, 0
   local kind, buckets, free = mc_map.spreads[module.spread], #self.segments - 1, self.kind == "mch" and INFINITE or -1LL
   local t, ids = Gather.numbers_of(self.stored[ids_of[self.kind]], row, past)
+  local low, high, range, to, from, of = w.low, w.high, module.input_hash_size, e.ids, e.from, self.buckets
   for k = 0, past - row - 1 do
-    if ids[k] ~= free then
+    local id = ids[k]
+    if id ~= free then
       all = all + 1
-      local b = tonumber(C.peri_collision_bucket(ids[k], kind, buckets, module.input_hash_size))
-      if w.filled[b] then
-        e.ids[n], e.from[n], self.buckets[n] = ids[k], row + k, b
-        n = n + 1
-      end
+      local b = tonumber(C.peri_collision_bucket(id, kind, buckets, range))
+      if b >= low and b < high then to[n], from[n], of[n], n = id, row + k, b, n + 1 end
     end
   end
   t:release()
@@ -198,9 +197,9 @@ function Fit:_fill(w)
   local place, rows, buckets = self.kind == "mch" and place_mch or place_hash, self.old[#self.old], #self.segments - 1
   w.all = util.map(self.names, function(name) return w[name] end)
   w.scores, w.filled, w.full, self.total = ffi.cast("double *", w.scores), {}, {}, 0
-  for b = 0, buckets - 1 do
-    if w.first <= self.segments[b + 1] and self.segments[b + 1] < w.past then w.filled[b] = 0 end
-  end
+  local at = util.index_of(self.segments)
+  w.low, w.high = at[w.first] - 1, at[w.past] - 1 -- its buckets, from 0
+  for b = w.low, w.high - 1 do w.filled[b] = 0 end
   for row = 0, rows - 1, Gather.BLOCK do
     local n, all = self:_pick(w, row, math.min(row + Gather.BLOCK, rows))
     self.total = self.total + all
