@@ -196,6 +196,7 @@ describe("perilune serve", function()
     assert.matches("no feature 'x'", post("v1/models/demo:predict", '{"instances":[{"x":1}]}'), 1, true)
     assert.matches('perilune_feature_values_total{feature="a",what="range"} 1', run("curl -s " .. url .. "metrics"), 1, true)
     assert.matches("Host is not a name", run("curl -s -H 'Host: evil.example' " .. url .. "health"), 1, true)
+    assert.matches("the method is GET, allowed: POST", run("curl -s " .. url .. "v1/models/demo:predict"), 1, true)
     assert.matches('"ready":true', run("curl -s -H 'Host: predict.example' " .. url .. "health"), 1, true)
   end)
 

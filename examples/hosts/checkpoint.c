@@ -67,6 +67,8 @@ int main(int argc, char **argv)
     peri_tensor *layer; /* [1, COLS]: equal on all ranks */
     peri_checkpoint_state *state;
     peri_tbe_optimizer adagrad = {.size = sizeof adagrad};
+    if (argc != 3 || (strcmp(argv[1], "save") != 0 && strcmp(argv[1], "load") != 0))
+        return fprintf(stderr, "usage: checkpoint save|load PATH\n"), 2;
     check(peri_comm_open(NULL, &world)), check(peri_device_get("cpu", &cpu));
     check(peri_tbe_optimizer_default(PERI_TBE_ROWWISE_ADAGRAD, &adagrad)), adagrad.learning_rate = 0.1;
     const peri_sharded_table table = {.size = sizeof table, .name = "t", .rows = ROWS, .cols = COLS, .features = (int32_t[]){0},
@@ -79,7 +81,7 @@ int main(int argc, char **argv)
     check(peri_checkpoint_state_new(peri_group_rank(world), &state)); /* what is saved and loaded, and how it is called */
     check(peri_checkpoint_state_tensor(state, "model/over.weight", layer));
     check(peri_checkpoint_state_tables(state, "model", "ebc", tables, &config));
-    if (argc == 3 && strcmp(argv[1], "load") == 0) load(state, argv[2]);
-    if (argc == 3) save(state, argv[2]); /* what was loaded too: now it is cut for these ranks */
+    if (strcmp(argv[1], "load") == 0) load(state, argv[2]);
+    save(state, argv[2]); /* what was loaded too: now it is cut for these ranks */
     check(peri_group_close(world)); /* what is left goes with the process */
 }

@@ -176,7 +176,7 @@ static peri_status convert_line(peri__lines *lines, int64_t at, int64_t n, peri_
         if (c->kind == PERI_COLUMN_IDS) continue;
         bool missing = c->kind == PERI_COLUMN_SKIP || (c->kind == PERI_COLUMN_DENSE && f->length == 0);
         if (!missing && !peri__parse_double(f->text, f->length, r->c, &x))
-            return bad_field(r, at, i, f->text, f->length, c->kind == PERI_COLUMN_LABEL ? "a number" : "empty, or a number");
+            return bad_field(r, at, i, f->text, f->length, c->kind == PERI_COLUMN_LABEL ? "a finite number" : "empty, or a finite number");
         float y = missing ? c->fallback : peri__dense_of(c->kind == PERI_COLUMN_DENSE ? c->dense : PERI_DENSE_RAW, x);
         if (!isfinite(y)) return bad_field(r, at, i, f->text, f->length, "numbers that f32 can hold");
         if (c->kind == PERI_COLUMN_LABEL) b->labels[row] = y;

@@ -365,6 +365,9 @@ peri_status peri__lines_bad_count(const peri__lines *r, int64_t line, int64_t n,
 {
     char shown[SHOWN];
     show(shown, peri__window_at(&r->window, line), n, ' ');
+    if (n == 0)
+        return peri__fail(PERI_EFORMAT, "%s: %s:%lld: the line is empty, wanted columns: %s", r->window.name,
+                          peri__window_file(&r->window, line)->path, (long long)line_number(r, line), wanted);
     return peri__fail(PERI_EFORMAT, "%s: %s:%lld: %s%d columns, wanted %s: '%s%s'", r->window.name,
                       peri__window_file(&r->window, line)->path, (long long)line_number(r, line), found > r->fields ? "more than " : "",
                       found > r->fields ? r->fields : found, wanted, shown, n >= SHOWN ? "..." : "");

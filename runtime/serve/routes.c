@@ -170,7 +170,9 @@ static const char *behind_model(const char *path, const peri__serve_facts *facts
 
 static bool wrong_method(peri__server *s, peri__http_call *call, const char *allow)
 {
-    peri__http_reply r = peri__serve_error(405, "another method is wanted");
+    char why[64];
+    snprintf(why, sizeof why, "the method is %.16s, allowed: %s", call->method, allow);
+    peri__http_reply r = peri__serve_error(405, why);
     r.allow = allow;
     return reply(s, call, &r);
 }

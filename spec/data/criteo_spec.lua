@@ -253,7 +253,7 @@ describe("data.criteo", function()
     fails("1\t1\t2\t1\t2\t12345678901234567\n", "column 6 %(category 3%) is '12345678901234567'")
     fails("1\t1\t2\t1\t2\n", "5 columns, wanted 6 %(a label, 2 integers, 3 categories%)")
     fails("1\t1\t2\t1\t2\t3\t4\n", "more than 6 columns")
-    fails("\n", "1 columns, wanted 6")
+    fails("\n", "the line is empty, wanted columns: 6 %(a label")
     fails("1 1 2 1 2 3\n", "1 columns.*'1 1 2 1 2 3'")
     -- far from the start, in a part
     local many = good:rep(100000) .. "1\tx\t2\t1\t2\t3\n" .. good:rep(10000)

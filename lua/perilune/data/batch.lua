@@ -51,6 +51,15 @@ function Batch:init(dense, sparse, labels, rows, global_rows, global_row, loss_s
   self.rows, self.global_rows, self.global_row, self.loss_scale = rows, global_rows, global_row, loss_scale
 end
 
+--- What print shows: how many samples there are, and what its tensors are, without their numbers.
+function Batch:__tostring()
+  local lines = { ("Batch of %d samples (%d of all ranks together, from sample %d on)"):format(self.rows, self.global_rows, self.global_row) }
+  for _, name in ipairs { "dense_features", "sparse_features", "labels" } do
+    lines[#lines + 1] = ("  %s: %s"):format(name, tostring(self[name]):match "^[^\n]*")
+  end
+  return table.concat(lines, "\n")
+end
+
 local function of_parts(self, dense, sparse, labels)
   return Batch(dense, sparse, labels, self.rows, self.global_rows, self.global_row, self.loss_scale)
 end
