@@ -8,7 +8,7 @@
 #   make test            set up, build, run every test
 #   make fuzz            every fuzzer for SECONDS=60, with other inputs each time   SECONDS= SEED= ONLY=
 #   make check-kills     kills saving processes KILLS=200 times of each kind, in chains of increments too (half an hour)
-#   make stress          threads on one table, under the thread sanitizer   SECONDS=20
+#   make stress          threads on one table and on one model, and the server, under the thread sanitizer   SECONDS=20
 #   make bench           all benchmarks: bench-step bench-comm bench-embed bench-tiers bench-sparse bench-data bench-dense
 #                        bench-routes bench-shard bench-collision bench-pipeline bench-plan bench-checkpoint bench-serve
 #                        bench-retrieval  ARGS= PYTHON=
@@ -531,12 +531,23 @@ gpu-check:
 gpu-check-run: all $(UNIT) $(TEST_PLUGINS) $(if $(filter cuda_host,$(GPU)),$(CUDA_HOST) $(NCCL_HOST),$(CUDA_SO) $(NCCL_SO) $(CUDA_KERNELS))
 	@luajit tests/gpu/check.lua --build=$B --device=$(GPU) --mpi='$(HAVE_MPI)' --busted='$(HAVE_BUSTED)' --cmocka='$(HAVE_CMOCKA)' --only='$(ONLY)' \
 	  --parts='$(PARTS)' --most='$(MOST)' --kernels=$(if $(filter cuda_host,$(GPU)),$(CUDA_HOST),$(CUDA_KERNELS)) --sanitizer=$(firstword $(wildcard $(CUDA_HOME)/bin/compute-sanitizer))
-# Threads on one table, for SECONDS=20, under the thread sanitizer: the library in two files, with the scalar kernels, compiles in a minute. Then
-# states of Lua in several threads, without it.
+# Under the thread sanitizer: threads on one table, for SECONDS=20; threads that ask one model; the server, and one that follows a trainer while two
+# clients ask as fast as they can. The library in two files, with the scalar kernels, compiles in a minute. Then states of Lua in several
+# threads, without it.
+RACES := $B/amalgamation/races
+RACES_CC := $(CC) -std=gnu11 -D_GNU_SOURCE -O1 -g1 -fsanitize=thread -DPERI_ISA_MOST=0 -Iruntime/include -I.
 stress: all amalgamation $B/tests/unit/test_lua
-	$(CC) -std=gnu11 -O1 -g1 -fsanitize=thread -DPERI_ISA_MOST=0 -Iruntime/include -I. tests/unit/test_stress.c $B/amalgamation/perilune.c \
-	  -o $B/amalgamation/stress -lcmocka -lxxhash -lpthread -ldl -lm
-	PERI_STRESS=$(or $(SECONDS),20) $B/amalgamation/stress
+	mkdir -p $(RACES)
+	$(RACES_CC) -c $B/amalgamation/perilune.c -o $(RACES)/perilune.o
+	for test in stress model $(if $(SERVER),serve); do $(RACES_CC) tests/unit/test_$$test.c $(RACES)/perilune.o \
+	  $$([ $$test != serve ] || echo $(filter-out %/main.c,$(wildcard runtime/serve/*.c)) $B/obj/serve_page.o -lmicrohttpd) \
+	  -o $(RACES)/test_$$test -lcmocka -lxxhash -lpthread -ldl -lm || exit 1; done
+	for test in $(RACES)/test_*; do PERI_STRESS=$(or $(SECONDS),20) $$test || exit 1; done
+ifneq ($(SERVER),)
+	$(RACES_CC) runtime/serve/*.c $B/obj/serve_page.o $(RACES)/perilune.o -o $(RACES)/perilune-serve -lmicrohttpd -lxxhash -lpthread -ldl -lm
+	cp $(LAUNCHER) $(RACES)/perilune
+	PERI_SERVE_PROGRAM=$(RACES)/perilune luajit tests/fuzz/serving.lua load 100 10
+endif
 	for round in 1 2 3 4 5; do $B/tests/unit/test_lua >$B/stress.log 2>&1 || { cat $B/stress.log; exit 1; }; done
 check-mpi: all $(CUDA_HOST) $(NCCL_HOST)
 	@$(RUN_TESTS) --parts=mpi

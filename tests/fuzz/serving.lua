@@ -5,6 +5,8 @@
 --
 --   luajit tests/fuzz/serving.lua [KILLS [SEED]]   as `make test` runs it; a failure prints the answer
 --   luajit tests/fuzz/serving.lua SECONDSs [SEED]  as `make fuzz` runs it
+--   luajit tests/fuzz/serving.lua load [STEPS [RELOADS]]   no kills, but two clients that ask as fast as they can, while the trainer makes
+--                                                  STEPS (100) increments and the model file is replaced RELOADS (10) times
 -- inputs: 3
 -- takes: 4 s, mostly waits
 local here, build = io.popen("pwd"):read "*l", os.getenv "PERI_BUILD" or "build"
@@ -134,8 +136,55 @@ local function run(kills, seconds, seed)
   print(("%d kills, %d answers, each of one state that was saved; %d steps"):format(n, answers, last))
 end
 
+--- Check what a client was told, a line each; returns how many lines.
+local function check_answers(path)
+  local n, before = 0, 0
+  for line in io.lines(path) do
+    local step
+    for x in (line:match '"predictions":(.*)' or error("no answer: " .. line)):gmatch "%-?[%d.]+" do
+      step = step or -tonumber(x)
+      assert(step == -tonumber(x) and step >= before, "an answer of two states, or of an older one: " .. line)
+    end
+    n, before = n + 1, step
+  end
+  return n
+end
+
+--- A client: one connection at a time, of which each makes 500 requests. Its answers are in a file.
+local CLIENT = [[(while [ ! -e %s/done ]; do
+  curl -s -S --data-binary @%s "%sv1/models/m:predict?[1-500]" >>%s/answers%d 2>&1 || { echo "curl ended with $?" >>%s/answers%d; break; }
+done; touch %s/ended%d) &]]
+
+local function load(steps, reloads)
+  local said, status = shell.run(("%s run %s %s export"):format(shell.perilune, script, folder))
+  assert(status == 0, said)
+  local server, trainer = start_server(), start_trainer()
+  local body = shell.write(folder .. "/body", '{"instances":[{"id":3},{"id":9},{"id":63}]}')
+  for i = 1, 2 do os.execute(CLIENT:format(folder, body, server.url, folder, i, folder, i, folder, i)) end
+  local last, replaced = 0, 0
+  while last < steps or replaced < reloads do
+    if replaced < reloads then
+      os.execute(("cd %s && cp model.peri fresh && mv fresh model.peri"):format(folder))
+      replaced = replaced + 1
+    end
+    ffi.C.usleep(250000)
+    for name in shell.run("ls " .. folder .. "/run"):gmatch "step%-(%d+)" do last = math.max(last, tonumber(name)) end
+    assert(os.execute("kill -0 " .. trainer) == 0, "the trainer has ended")
+  end
+  for _, name in ipairs { "done", "stop" } do io.open(folder .. "/" .. name, "w"):close() end
+  local n = 0
+  for i = 1, 2 do
+    while not io.open(("%s/ended%d"):format(folder, i)) do ffi.C.usleep(20000) end
+    n = n + check_answers(("%s/answers%d"):format(folder, i))
+  end
+  server:stop()
+  print(("%d answers, none refused, each of one state that was saved; %d steps, the file replaced %d times"):format(n, last, replaced))
+end
+
 local count, seconds = tonumber((arg[1] or "3"):match "^(%d+)$"), tonumber((arg[1] or ""):match "^([%d.]+)s$")
-local ok, why = xpcall(run, debug.traceback, count, seconds, tonumber(arg[2] or 1))
+local ok, why
+if arg[1] == "load" then ok, why = xpcall(load, debug.traceback, tonumber(arg[2] or 100), tonumber(arg[3] or 10))
+else ok, why = xpcall(run, debug.traceback, count, seconds, tonumber(arg[2] or 1)) end
 if not ok then
   os.execute(("touch %s/stop; cat %s/trainer.log"):format(folder, folder))
   print(why)
