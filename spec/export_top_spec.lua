@@ -1,6 +1,7 @@
 -- Retrieval in model files: a model that ends in sparse.top_products becomes a file that answers with the best items and their scores, as a
 -- sort of all products says; over HTTP too; and it follows a run whose items change.
 -- takes: 2 s
+local ffi = require "ffi"
 local json = require "dkjson"
 local peri = require "perilune"
 local shell = require "spec.support.shell"
@@ -98,6 +99,23 @@ describe("a model file that finds items", function()
       end
     end
     saver:close()
+    local two, all = '"instances":[{"user":7},{"user":14}]', ask()
+    local few = json.decode(server:post("v1/models/towers:predict", '{"k":2,' .. two .. "}")).predictions
+    for q = 1, 2 do
+      for _, name in ipairs { "scores", "items" } do assert.same({ unpack(all[q][name], 1, 2) }, few[q][name]) end
+    end
+    local v2 = '{"inputs":[{"name":"user","shape":[2],"datatype":"INT64","data":[7,14]}],"parameters":{"k":1%s}}'
+    local best = json.decode(server:post("v2/models/towers/infer", v2:format ""))
+    assert.same({ { 2, 1 }, { all[1].items[1], all[2].items[1] } }, { best.outputs[1].shape, best.outputs[1].data })
+    local binary = server:post("v2/models/towers/infer", v2:format ',"binary_data_output":true'):match "}%]}(.*)"
+    local bytes = ffi.new("float[4]")
+    assert.equal(16, #binary)
+    ffi.copy(bytes, binary, 16)
+    assert.same({ all[1].items[1], all[2].items[1] }, { bytes[0], bytes[1] })
+    for _, k in ipairs { "0", "6", "-1", "1.5", '"2"' } do
+      assert.matches('"error":', server:post("v1/models/towers:predict", ('{"k":%s,%s}'):format(k, two)))
+    end
+    assert.matches("k is 6, allowed: 1 to 5", server:post("v1/models/towers:predict", ('{"k":6,%s}'):format(two)))
     server:stop()
   end)
 

@@ -202,6 +202,17 @@ int64_t peri_model_output_list(const peri_model *model, int64_t output)
     return model && output >= 0 && output < model->n_outputs ? peri__model_output_list(model, (int32_t)output) : -1;
 }
 
+bool peri_model_output_best(const peri_model *model, int64_t output)
+{
+    if (!model || output < 0 || output >= model->n_outputs) return false;
+    const peri__model_operation *o = &model->operations[model->values[model->output_values[output]].made_by];
+    if (o->kind != PERI__MODEL_copy || model->values[*o->in].made_by < 0) return false;
+    const peri__model_operation *from = &model->operations[model->values[*o->in].made_by];
+    if (from->kind != PERI__MODEL_top) return false;
+    const int64_t k = from->sizes[0], n = o->sizes[0]; /* of `copy`: dimensions, offset, shape, strides */
+    return model->outputs[output].columns == k && o->sizes[1] % k == 0 && o->sizes[1 + n] == k && o->sizes[1 + 2 * n] == 1;
+}
+
 const peri_model_table *peri_model_tables(const peri_model *model, int64_t *n)
 {
     if (n) *n = model ? model->n_tables : 0;

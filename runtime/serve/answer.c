@@ -30,11 +30,11 @@ static void print_number(peri__buffer *b, float x)
 
 static void word(peri__buffer *b, const char *text) { peri__buffer_append(b, text, (int64_t)strlen(text)); }
 
-/** The numbers of one sample: one alone, or a list. */
-static void print_sample(peri__buffer *b, const float *numbers, int64_t width)
+/** The first @n numbers of a sample of @width: one alone, or a list. */
+static void print_sample(peri__buffer *b, const float *numbers, int64_t n, int64_t width)
 {
     if (width != 1) word(b, "[");
-    for (int64_t i = 0; i < width; i++) {
+    for (int64_t i = 0; i < n; i++) {
         if (i) word(b, ",");
         print_number(b, numbers[i]);
     }
@@ -55,15 +55,22 @@ static int64_t begin_of(const writer *w, int32_t k, int64_t i) { return w->facts
 static int64_t begin(const writer *w, int32_t k) { return begin_of(w, k, w->q->first); }
 static int64_t end(const writer *w, int32_t k) { return begin_of(w, k, w->q->first + w->q->samples); }
 
+/** How many of output @k's numbers the question wants. */
+static int64_t shown(const writer *w, int32_t k)
+{
+    const peri__serve_output *o = &w->facts->outputs[k];
+    return o->best && w->q->k > 0 ? peri__min(w->q->k, o->width) : o->width;
+}
+
 /** What output @k has for sample @i: its numbers, or a list of those of each of its members. */
 static void print_output(const writer *w, int32_t k, int64_t i)
 {
     const int64_t width = w->facts->outputs[k].width;
-    if (!w->facts->outputs[k].listed) return print_sample(w->b, w->outputs[k] + i * width, width);
+    if (!w->facts->outputs[k].listed) return print_sample(w->b, w->outputs[k] + i * width, shown(w, k), width);
     word(w->b, "[");
     for (int64_t n = w->offsets[k][i]; n < w->offsets[k][i + 1]; n++) {
         if (n > w->offsets[k][i]) word(w->b, ",");
-        print_sample(w->b, w->outputs[k] + n * width, width);
+        print_sample(w->b, w->outputs[k] + n * width, width, width);
     }
     word(w->b, "]");
 }
@@ -132,28 +139,28 @@ static void write_columns(const writer *w)
 }
 
 /** A tensor's head: its name with @more behind, and shape [rows] or [rows, width]. */
-static void write_head(const writer *w, int32_t k, const char *more, int64_t rows, int64_t width, const char *datatype)
+static void write_head(const writer *w, int32_t k, const char *more, int64_t rows, bool flat, const char *datatype)
 {
     char name[256];
     snprintf(name, sizeof name, "%s%s", w->facts->outputs[k].name, more);
     word(w->b, "{\"name\":");
     peri__buffer_quote(w->b, name);
-    peri__buffer_print(w->b, width == 1 ? ",\"shape\":[%" PRId64 "]" : ",\"shape\":[%" PRId64 ",%" PRId64 "]", rows, width);
+    peri__buffer_print(w->b, flat ? ",\"shape\":[%" PRId64 "]" : ",\"shape\":[%" PRId64 ",%" PRId64 "]", rows, shown(w, k));
     peri__buffer_print(w->b, ",\"datatype\":\"%s\"", datatype);
 }
 
 static void write_tensor(const writer *w, int32_t k)
 {
-    const int64_t width = w->facts->outputs[k].width, from = begin(w, k) * width, to = end(w, k) * width;
-    write_head(w, k, "", end(w, k) - begin(w, k), width, "FP32");
+    const int64_t width = w->facts->outputs[k].width, n = shown(w, k), rows = end(w, k) - begin(w, k);
+    write_head(w, k, "", rows, width == 1, "FP32");
     if (w->q->binary[k]) {
-        peri__buffer_print(w->b, ",\"parameters\":{\"binary_data_size\":%" PRId64 "}}", (to - from) * (int64_t)sizeof(float));
+        peri__buffer_print(w->b, ",\"parameters\":{\"binary_data_size\":%" PRId64 "}}", rows * n * (int64_t)sizeof(float));
         return;
     }
     word(w->b, ",\"data\":[");
-    for (int64_t i = from; i < to; i++) {
-        if (i > from) word(w->b, ",");
-        print_number(w->b, w->outputs[k][i]);
+    for (int64_t i = 0; i < rows * n; i++) {
+        if (i > 0) word(w->b, ",");
+        print_number(w->b, w->outputs[k][(begin(w, k) + i / n) * width + i % n]);
     }
     word(w->b, "]}");
 }
@@ -162,7 +169,7 @@ static void write_tensor(const writer *w, int32_t k)
 static void write_lengths(const writer *w, int32_t k)
 {
     word(w->b, ",");
-    write_head(w, k, ".lengths", w->q->samples, 1, "INT64");
+    write_head(w, k, ".lengths", w->q->samples, true, "INT64");
     word(w->b, ",\"data\":[");
     for (int64_t i = w->q->first; i < w->q->first + w->q->samples; i++)
         peri__buffer_print(w->b, i > w->q->first ? ",%" PRId64 : "%" PRId64, w->offsets[k][i + 1] - w->offsets[k][i]);
@@ -195,10 +202,9 @@ static int64_t write_v2(const writer *w)
     word(b, any ? "]}" : "]}\n");
     int64_t json = any ? b->bytes : 0;
     for (int32_t k = 0; k < facts->n_outputs; k++) {
-        int64_t width = facts->outputs[k].width;
-        if (w->q->wanted[k] && w->q->binary[k])
-            peri__buffer_append(b, (const char *)(w->outputs[k] + begin(w, k) * width),
-                                (end(w, k) - begin(w, k)) * width * (int64_t)sizeof(float));
+        const int64_t width = facts->outputs[k].width, n = shown(w, k), each = n == width ? end(w, k) - begin(w, k) : 1; /* rows at once */
+        for (int64_t i = begin(w, k); w->q->wanted[k] && w->q->binary[k] && i < end(w, k); i += each)
+            peri__buffer_append(b, (const char *)(w->outputs[k] + i * width), each * n * (int64_t)sizeof(float));
     }
     return json;
 }

@@ -30,6 +30,7 @@ typedef struct peri__serve_input {
 typedef struct peri__serve_output {
     const char *name;
     int64_t width; /* numbers for a sample, or for each of its list */
+    bool best;     /* the numbers are of the best items, the best one first: a request may want fewer */
     bool listed;   /* a sample has a list, of at most as many as its list of feature `list` has */
     int32_t list;
 } peri__serve_output;

@@ -144,6 +144,7 @@ static peri_status take_outputs(file_model *m)
     for (int64_t k = 0; k < n; k++) {
         const int64_t list = peri_model_output_list(m->file, k);
         m->outputs[k] = (peri__serve_output){.name = from[k].name, .width = from[k].columns, .listed = list >= 0,
+                                             .best = peri_model_output_best(m->file, k),
                                              .list = list >= 0 ? m->map[list].column : 0};
     }
     m->model.facts.outputs = m->outputs;

@@ -203,6 +203,43 @@ static bool read_bool(peri__json *j, bool *out)
     return peri__json_fail(j, "true or false is wanted");
 }
 
+/** How many of the best items a request wants. */
+static bool read_best(peri__serve_reader *r, int64_t *k)
+{
+    const peri__serve_facts *facts = r->batch->facts;
+    int64_t most = 0;
+    for (int32_t i = 0; i < facts->n_outputs; i++)
+        if (facts->outputs[i].best) most = peri__max(most, facts->outputs[i].width);
+    if (*k) return peri__json_fail(r->j, "k is there twice");
+    *k = peri__json_integer(r->j);
+    if (r->j->status < 0 || (*k >= 1 && *k <= most)) return r->j->status >= 0;
+    return fail(r, "k is %lld, allowed: 1 to %lld, as many items as the model finds", (long long)*k, (long long)most);
+}
+
+/** Whether there are outputs of which a request may want fewer numbers. */
+static bool finds_items(const peri__serve_facts *facts)
+{
+    for (int32_t i = 0; i < facts->n_outputs; i++)
+        if (facts->outputs[i].best) return true;
+    return false;
+}
+
+/** The parameters of a request: "binary_data_output" and, where the model finds items, "k"; others mean nothing. */
+static bool read_wishes(peri__serve_reader *r, bool *binary, int64_t *k)
+{
+    char key[KEY_ROOM];
+    bool seen = false;
+    for (peri__json_enter(r->j, '{'); peri__json_key(r->j, key, sizeof key);) {
+        const bool says = strcmp(key, "binary_data_output") == 0;
+        if (says && seen) return peri__json_fail(r->j, "a parameter is there twice");
+        seen |= says;
+        if (says) read_bool(r->j, binary);
+        else if (strcmp(key, "k") == 0 && finds_items(r->batch->facts)) read_best(r, k);
+        else peri__json_skip(r->j, NULL, NULL);
+    }
+    return r->j->status >= 0;
+}
+
 /** An object of parameters: those that are known here, each once; others mean nothing. @size, @binary: may be NULL. */
 static bool read_parameters(peri__json *j, int64_t *size, const char *name, bool *binary)
 {
@@ -340,7 +377,7 @@ static bool read_v2_keys(v2 *v)
         seen |= which;
         if (which == ID) peri__json_text(j, v->out->id, sizeof v->out->id);
         else if (which == OUTPUTS) peri__json_skip(j, &outputs, &bytes); /* after parameters, wherever they stand */
-        else if (which == PARAMETERS) read_parameters(j, NULL, "binary_data_output", &v->all_binary);
+        else if (which == PARAMETERS) read_wishes(v->r, &v->all_binary, &v->out->k);
         else {
             for (peri__json_enter(j, '['); peri__json_item(j);)
                 if (!read_tensor(v)) return false;
@@ -519,6 +556,10 @@ static bool read_v1(peri__serve_reader *r, peri__serve_question *out)
     bool data = false, named = false;
     for (peri__json_enter(j, '{'); peri__json_key(j, key, sizeof key);) {
         bool rows = strcmp(key, "instances") == 0, columns = strcmp(key, "inputs") == 0, signs = strcmp(key, "signature_name") == 0;
+        if (strcmp(key, "k") == 0 && finds_items(r->batch->facts)) {
+            if (!read_best(r, &out->k)) return false;
+            continue;
+        }
         if (!rows && !columns && !signs) return fail(r, "'%.100s' is no key of a request; allowed: instances, inputs, signature_name", key);
         if (signs ? named : data) return fail(r, signs ? "signature_name is there twice" : "a request has instances or inputs, once");
         if (signs) {

@@ -43,6 +43,7 @@ enum { PERI__SERVE_ID_ROOM = 128, PERI__SERVE_MOST_OUTPUTS = 64 };
 typedef struct peri__serve_question {
     int32_t form;                          /* PERI__SERVE_ROWS, ... */
     int64_t first, samples;                /* its samples in the batch */
+    int64_t k;                             /* how many of the best items it wants; 0: as many as the model finds */
     char id[PERI__SERVE_ID_ROOM];          /* V2: "" if it has none */
     bool wanted[PERI__SERVE_MOST_OUTPUTS]; /* which outputs */
     bool binary[PERI__SERVE_MOST_OUTPUTS]; /* which of them as binary tensors */

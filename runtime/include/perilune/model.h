@@ -140,6 +140,9 @@ PERI_API peri_status peri_model_input_describe(const peri_model *model, int64_t 
 /** -1: output @output has `columns` numbers for each sample. Else each sample has a list, with `columns` numbers for each member, and at
  *  most as many members as the sample's list of the input with this number has. */
 PERI_API int64_t peri_model_output_list(const peri_model *model, int64_t output);
+/** Whether output @output has the best of all items, or their scores, the best one first: of its columns the first k are then those of the
+ *  k best ones. */
+PERI_API bool peri_model_output_best(const peri_model *model, int64_t output);
 /** The tables, likewise. */
 PERI_API const peri_model_table *peri_model_tables(const peri_model *model, int64_t *n);
 
