@@ -23,7 +23,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-enum { SPARE_CONNECTIONS = 64, MEMORY_OF_CONNECTION = 64 << 10, TICK_MS = 100, CLOSE_WAIT = 8 /* of tcpi_state */ };
+enum { SPARE_CONNECTIONS = 64, MEMORY_OF_CONNECTION = 64 << 10, TICK_MS = 100, CLOSE_WAIT = 8 /* of tcpi_state */, MUCH = 4 };
 
 enum { IDLE, READING, WORKING, WRITING };
 
@@ -346,7 +346,9 @@ static enum MHD_Result begin(peri__http *http, struct MHD_Connection *connection
     int64_t length = h.lengths ? plain_number(h.length) : 0;
     const char *expect = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Expect");
     if (expect && strcasecmp(expect, "100-continue") != 0) return refuse(connection, 417, "Expect: allowed is 100-continue");
-    if (expect && length > http->options.most_body) return refuse(connection, 413, "the body is too large (perilune serve --body)");
+    /* What is not much too large is read first, and refused then: clients that do not look for an answer before they have sent all see it. */
+    if (length > http->options.most_body && (expect || length / MUCH > http->options.most_body))
+        return refuse(connection, 413, "the body is too large (perilune serve --body)");
     peri__http_call *call = peri__alloc_zero(sizeof *call);
     if (!call) return refuse(connection, 503, "no memory");
     atomic_fetch_add(&http->calls, 1);

@@ -186,8 +186,8 @@ static bool model_route(peri__server *s, peri__http_call *call, const peri__serv
     if (!model) return reply_error(s, call, 503, "there is no model yet");
     if (!rest) {
         char why[512];
-        snprintf(why, sizeof why, "no model or version '%.100s'; there is '%.100s', version '%.100s'", path, model->facts.name,
-                 model->facts.version);
+        snprintf(why, sizeof why, "no model or version '%.*s'; there is '%.100s', version '%.100s'",
+                 (int)peri__min((int64_t)strcspn(path, ":"), 100), path, model->facts.name, model->facts.version);
         return reply_error(s, call, 404, why);
     }
     if (is(rest, v2 ? "/infer" : ":predict")) {

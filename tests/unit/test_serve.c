@@ -349,6 +349,7 @@ static void refuses_what_is_ambiguous(void **state)
         {"Host: localhost\r\nOrigin: null\r\nContent-Length: 5\r\n", 403},
         {"Host: localhost\r\nExpect: 200-ok\r\nContent-Length: 5\r\n", 417},
         {"Host: localhost\r\nExpect: 100-continue\r\nContent-Length: 50000\r\n", 413},
+        {"Host: localhost\r\nContent-Length: 999999999999\r\n", 413},
     };
     static const char *const good[] = {"localhost:80", "LOCALHOST", "127.0.0.1", "192.168.1.7:8080", "[::1]:80", "predict.example:99"};
     char text[1000];
