@@ -220,50 +220,49 @@ typedef struct batch {
     peri_optim_list list;
 } batch;
 
-/** Queue the update of the parameters of the batch, if there are any, and leave it empty. */
-static peri_status update(const peri_optim *o, batch *b)
+/** Launch the update of the parameters of a batch that has some. */
+static peri_status launch(const peri_optim_args *a, batch *b)
 {
-    const peri_optim_args *a = &o->args;
     int64_t n = b->range, t = b->steps;
     PERI__OWN_FLOATS;
     double decayed = a->lr / (1 + (double)(t - 1) * a->lr_decay);
-    peri_status status = PERI_OK;
-    if (b->list.n == 0) return PERI_OK;
     switch (a->kind) {
     case PERI_OPTIM_SGD: {
         peri_k_optim_sgd_args k = {.list = b->list, .dtype = b->dtype, .maximize = a->maximize, .nesterov = a->nesterov, .first = t == 1,
                                    .lr = a->lr, .momentum = a->momentum, .dampening = a->dampening, .weight_decay = a->weight_decay};
-        status = PERI_LAUNCH(b->device, optim_sgd, &k, n, PERI_ELEMENT_GRAIN);
-        break;
+        return PERI_LAUNCH(b->device, optim_sgd, &k, n, PERI_ELEMENT_GRAIN);
     }
     case PERI_OPTIM_ADAGRAD: {
         peri_k_optim_adagrad_args k = {.list = b->list, .dtype = b->dtype, .maximize = a->maximize, .lr = decayed,
                                        .weight_decay = a->weight_decay, .eps = a->eps};
-        status = PERI_LAUNCH(b->device, optim_adagrad, &k, n, PERI_ELEMENT_GRAIN);
-        break;
+        return PERI_LAUNCH(b->device, optim_adagrad, &k, n, PERI_ELEMENT_GRAIN);
     }
     case PERI_OPTIM_ADAM:
     case PERI_OPTIM_ADAMW: {
         peri_k_optim_adam_args k = {.list = b->list, .dtype = b->dtype, .maximize = a->maximize, .decoupled = a->kind == PERI_OPTIM_ADAMW,
                                     .lr = a->lr, .beta1 = a->beta1, .beta2 = a->beta2, .eps = a->eps, .weight_decay = a->weight_decay,
                                     .step_size = a->lr / (1 - pow(a->beta1, (double)t)), .root = sqrt(1 - pow(a->beta2, (double)t))};
-        status = PERI_LAUNCH(b->device, optim_adam, &k, n, PERI_ELEMENT_GRAIN);
-        break;
+        return PERI_LAUNCH(b->device, optim_adam, &k, n, PERI_ELEMENT_GRAIN);
     }
     case PERI_OPTIM_RMSPROP: {
         peri_k_optim_rmsprop_args k = {.list = b->list, .dtype = b->dtype, .maximize = a->maximize, .lr = a->lr, .alpha = a->alpha,
                                        .eps = a->eps, .weight_decay = a->weight_decay, .momentum = a->momentum};
-        status = PERI_LAUNCH(b->device, optim_rmsprop, &k, n, PERI_ELEMENT_GRAIN);
-        break;
+        return PERI_LAUNCH(b->device, optim_rmsprop, &k, n, PERI_ELEMENT_GRAIN);
     }
     default: {
         peri_k_optim_rowwise_adagrad_args k = {.list = b->list, .dtype = b->dtype, .maximize = a->maximize, .lr = decayed,
                                                .weight_decay = a->weight_decay, .eps = a->eps};
         int64_t cols = b->elements / peri__max(n, 1); /* on average */
-        status = PERI_LAUNCH(b->device, optim_rowwise_adagrad, &k, n, peri__ceil_div(PERI_ELEMENT_GRAIN, peri__max(cols, 1)));
-        break;
+        return PERI_LAUNCH(b->device, optim_rowwise_adagrad, &k, n, peri__ceil_div(PERI_ELEMENT_GRAIN, peri__max(cols, 1)));
     }
     }
+}
+
+/** Queue the update of the parameters of the batch, if there are any, and leave it empty. */
+static peri_status update(const peri_optim *o, batch *b)
+{
+    if (b->list.n == 0) return PERI_OK;
+    peri_status status = launch(&o->args, b);
     while (b->list.n > 0) peri_tensor_release(b->grads[--b->list.n]);
     b->range = b->elements = 0;
     return status;
