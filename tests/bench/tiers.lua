@@ -335,18 +335,20 @@ end
 
 local path = ("%s/t.rows-0-%d.cols-0-%d.peri"):format(folder, options.rows, options.dim)
 
-local function cases()
-  do -- fill the file
-    local tbe, chunk, from = make { load_factor = 0.001, directory = folder }, 2 ^ 16, now()
-    for row = 0, options.rows - 1, chunk do
-      local n = math.min(chunk, options.rows - row)
-      peri.scope(function() tbe:write(1, "weight", row, peri.Tensor.uniform({ n, options.dim }, -1, 1, 1, row)) end)
-    end
-    tbe:flush()
-    local bytes = tbe:cache_statistics().bytes_written
-    print(("file of %.0f MB written and flushed at %.0f MB/s"):format(bytes / 1e6, bytes / (now() - from) * 1e3))
-    tbe:release()
+local function fill_file()
+  local tbe, chunk, from = make { load_factor = 0.001, directory = folder }, 2 ^ 16, now()
+  for row = 0, options.rows - 1, chunk do
+    local n = math.min(chunk, options.rows - row)
+    peri.scope(function() tbe:write(1, "weight", row, peri.Tensor.uniform({ n, options.dim }, -1, 1, 1, row)) end)
   end
+  tbe:flush()
+  local bytes = tbe:cache_statistics().bytes_written
+  print(("file of %.0f MB written and flushed at %.0f MB/s"):format(bytes / 1e6, bytes / (now() - from) * 1e3))
+  tbe:release()
+end
+
+local function cases()
+  fill_file()
   local record = 272
   local blocks_of_file = math.floor(options.rows * record / BLOCK)
   local raw = { case = "the disk", sequential_mb_per_s = sequential_speed(path) / 1e6 }
