@@ -1,6 +1,8 @@
 -- rates.lua: bare rates of the machine, or of a device, for `perilune calibrate` (machine.lua): copies, products, exchanges. Of several
 -- turns the fastest counts, of ranks the slowest.
+local ffi = require "ffi"
 local peri = require "perilune"
+local tbe = require "perilune.embed.tbe"
 local Tensor, util, C = peri.Tensor, peri.util, peri.ffi.C
 
 local M = {}
@@ -79,13 +81,26 @@ local function product_rate(group, turns, target)
   end)
 end
 
---- Bytes a millisecond from the host's memory to the device.
+local COLUMNS, A_BAG = 128, 16
+
+--- Bytes a millisecond of single rows in the host's memory that the device's kernels read in no order: what tables with fused_uvm do.
 function M.bus_rate(group, turns, target)
-  local there, here = Tensor.zeros({ target.copied / 4 }, "f32", target.device), Tensor.zeros({ target.copied / 4 }, "f32", "cpu")
-  return target.copied / fastest(group, turns, function()
-    there:copy(here)
+  local rows = target.copied / (4 * COLUMNS) -- a power of two
+  local bags = rows / A_BAG
+  local ids = ffi.new("int64_t[?]", rows)
+  for i = 0, rows - 1 do ids[i] = i * 2654435761 % rows end -- each row once
+  local values = Tensor.from_memory(ids, { rows }, "i64", target.device)
+  local offsets = Tensor.arange(0, rows + 1, A_BAG, "i64", target.device)
+  local batch = tbe.new { tables = { { name = "rows", rows = rows, cols = COLUMNS, init = peri.embed.constant(0.01) } },
+    fused_params = { optimizer = "none", bounds_check_mode = "NONE" }, mapped = true, device = target.device }
+  local blocks = batch:blocks { { table = 1, first_bag = 0, bags = bags, out_offset = 0, out_stride = COLUMNS } }
+  local ms = fastest(group, turns, function()
+    peri.no_grad(batch.lookup, batch, values, offsets, blocks, bags, COLUMNS)
     wait_for(target)
   end)
+  blocks:release()
+  batch:release()
+  return target.copied / ms
 end
 
 local SHARED = 1.3 -- times as long as one host alone: less is chance (other work on a machine makes less of a difference of it)
