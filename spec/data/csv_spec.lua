@@ -171,7 +171,8 @@ describe("data.csv", function()
     local loader = csv(write("print.csv", "1,2,3,4|5\n0,1,7,\n1,1,1,1\n"), { batch_size = 2 })
     loader()
     assert.equal("Batch of 1 samples (1 of all ranks together, from sample 2 on)\n  dense_features: tensor f32 [1, 1] on cpu\n"
-      .. "  sparse_features: KeyedJaggedTensor {user, history}: 2 values, batch 1, i64 on cpu\n  labels: tensor f32 [1] on cpu", tostring(loader()))
+      .. "  sparse_features: KeyedJaggedTensor {user, history}: 2 values, batch 1, i64 on cpu\n  labels: tensor f32 [1] on cpu",
+      tostring(loader()))
   end)
 
   it("says what is wrong with a line, and in which file it stands", function()

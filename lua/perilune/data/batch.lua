@@ -53,7 +53,8 @@ end
 
 --- What print shows: how many samples there are, and what its tensors are, without their numbers.
 function Batch:__tostring()
-  local lines = { ("Batch of %d samples (%d of all ranks together, from sample %d on)"):format(self.rows, self.global_rows, self.global_row) }
+  local lines = { ("Batch of %d samples (%d of all ranks together, from sample %d on)"):format(self.rows, self.global_rows,
+    self.global_row) }
   for _, name in ipairs { "dense_features", "sparse_features", "labels" } do
     lines[#lines + 1] = ("  %s: %s"):format(name, tostring(self[name]):match "^[^\n]*")
   end

@@ -103,6 +103,7 @@ function Loader:init(func, source, args, worker)
   self.device, self.drop_last = args.device, args.drop_last
   self.limit = args.limit and util.integer(func, "limit", args.limit, 1) or math.huge
   self.epoch, self._delivered, self._keys = 0, 0, false
+  self._over = false -- whether it has said that there are no more batches
   local most = math.ceil(self.batch_size / self.world_size)
   self._host = batch.host_batch(#self.dense, #self.keys, most, most * math.max(#self.keys, 1))
   source:rewind(0)
@@ -193,9 +194,16 @@ end
 --- The next batch as tensors on the loader's device; nil at the end. A loader is called like the function of a generic `for`.
 function Loader:next()
   if self._early then check_place(self) end
-  if self.num_workers > 0 then return (self._workers or begin_workers(self)):next() end
+  if self.num_workers > 0 then
+    local made = (self._workers or begin_workers(self)):next()
+    self._over = not made
+    return made
+  end
   local host = next_host(self, false)
-  if not host then return nil end
+  if not host then
+    self._over = true
+    return nil
+  end
   self._keys = self._keys or jagged.Keys.of(self.keys) -- once: making a KeyedJaggedTensor compares lists of names
   return batch.upload(host, self._keys, self.device, self.world_size)
 end
@@ -236,7 +244,7 @@ function Loader:rewind()
     workers:give_up()
     self._workers = false
   end
-  self.epoch, self._delivered, self._skipped, self._given, self.ahead = 0, 0, 0, 0, { batches = 0 }
+  self.epoch, self._delivered, self._skipped, self._given, self._over, self.ahead = 0, 0, 0, 0, false, { batches = 0 }
   self.source:rewind(0)
   return self
 end

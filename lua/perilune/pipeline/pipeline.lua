@@ -16,6 +16,7 @@ local agree = require("perilune.dist.collective_utils").agree
 local Schedule = require "perilune.pipeline.schedule"
 local hash_of = Schedule._hash_of
 local Supply = require "perilune.pipeline.supply"
+local Loader = require "perilune.data.loader"
 local Streams = require "perilune.pipeline.streams"
 local contexts = require "perilune.pipeline.context"
 local forwards = require "perilune.pipeline.forward"
@@ -446,6 +447,10 @@ end
 
 --- for loss, step in pipeline:run(batches): the loss as a number after each step.
 function Pipeline:run(batches)
+  if Loader.is(batches) and batches._over and batches.rank == 0 then -- a second loop over it, which would train nothing
+    io.stderr:write(("%s: %s is at its end and has no more batches; rewind() begins again, epochs = N makes N passes\n"):format(
+      self.class_name, batches.func))
+  end
   return function()
     local loss = progress(self, batches, take_number)
     if loss then return loss, self.steps end
