@@ -346,7 +346,7 @@ static enum MHD_Result begin(peri__http *http, struct MHD_Connection *connection
     int64_t length = h.lengths ? plain_number(h.length) : 0;
     const char *expect = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Expect");
     if (expect && strcasecmp(expect, "100-continue") != 0) return refuse(connection, 417, "Expect: allowed is 100-continue");
-    /* What is not much too large is read first, and refused then: clients that do not look for an answer before they have sent all see it. */
+    /* What is not much too large is read first, and refused then: clients see the answer that look for it when they have sent all. */
     if (length > http->options.most_body && (expect || length / MUCH > http->options.most_body))
         return refuse(connection, 413, "the body is too large (perilune serve --body)");
     peri__http_call *call = peri__alloc_zero(sizeof *call);

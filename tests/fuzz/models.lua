@@ -30,7 +30,7 @@ local function drawn_collection(draw, number)
     "places" }
   local c = { kind = pick(draw, kinds), tables = {}, name = "c" .. number, length = draw(5) + 1, padding = pick(draw, { 0, 0, -1.5 }) }
   local rows = c.kind:find "rows"
-  c.jagged = rows and pick(draw, { "none", "plain", "softmax", "silu" }) or "none"
+  c.jagged = rows and pick(draw, { "none", "gru", "plain", "softmax", "silu" }) or "none"
   c.weighted = not rows and c.kind ~= "places" and draw(3) == 0
   local dim = pick(draw, { 4, 8, 12 })
   for i = 1, draw(3) + 1 do
@@ -151,16 +151,21 @@ local Net = nn.Module:extend "Net"
 function Net:init(m)
   for _, c in ipairs(m.collections) do
     self[c.name] = made(c, m.ranks)
-    if c.jagged ~= "none" then
-      self["norm_" .. c.name] = nn.LayerNorm { normalized_shape = c.tables[1].embedding_dim }
-      self["score_" .. c.name] = nn.MLP { in_size = c.tables[1].embedding_dim + 1, layer_sizes = { 3, 1 } }
+    local d = c.tables[1].embedding_dim
+    if c.jagged == "gru" then
+      self["gru_" .. c.name] = nn.GRU { input_size = d, hidden_size = d / 2, batch_first = true, bidirectional = true, bias = d > 4,
+        num_layers = d > 8 and 2 or 1 }
+    elseif c.jagged ~= "none" then
+      self["norm_" .. c.name] = nn.LayerNorm { normalized_shape = d }
+      self["score_" .. c.name] = nn.MLP { in_size = d + 1, layer_sizes = { 3, 1 } }
     end
   end
   local width = m.dense and DENSE or 0
   for _, c in ipairs(m.collections) do
     for _, t in ipairs(c.tables) do
       local rows = c.kind:find "rows"
-      width = width + #t.feature_names * t.embedding_dim * (rows and c.jagged == "none" and c.length or 1) + (rows and 1 or 0)
+      local places = rows and (c.jagged == "none" or c.jagged == "gru") and c.length or 1
+      width = width + #t.feature_names * t.embedding_dim * places + (rows and 1 or 0)
     end
   end
   self.under = nn.Linear { in_features = width, out_features = 12 }
@@ -194,8 +199,9 @@ function Net:forward(b)
       for _, t in ipairs(c.tables) do
         for k, feature in ipairs(t.feature_names) do
           local jt = rows[feature] or rows[feature .. "@" .. t.name]
-          parts[#parts + 1] = c.jagged == "none" and jt:to_padded_dense(c.length, c.padding):reshape(-1, c.length * t.embedding_dim)
-            or self:of_members(c, jt)
+          local padded = (c.jagged == "none" or c.jagged == "gru") and jt:to_padded_dense(c.length, c.padding)
+          if c.jagged == "gru" then padded = (self["gru_" .. c.name](padded)) end
+          parts[#parts + 1] = padded and padded:reshape(-1, c.length * t.embedding_dim) or self:of_members(c, jt)
           if k == 1 then parts[#parts + 1] = jt:lengths():to("f32"):reshape(-1, 1) end
         end
       end

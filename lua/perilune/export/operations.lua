@@ -227,6 +227,14 @@ M["tensor:slice"] = function(l)
   l:set(slice(l, x, l:dim(a[2], #x.shape, "slice"), tonumber(a[3]), a[5] and tonumber(a[5]), l:result_shape()))
 end
 
+function M.select(l)
+  local a = l:arguments()
+  local x, index = l:sample(a[1], "the tensor"), tonumber(a[3])
+  local d, strides = l:dim(a[2], #x.shape, "select"), strides_of(x.shape)
+  local offset = (index < 0 and index + x.shape[d] or index) * table.remove(strides, d)
+  l:set(l:view(x, l:result_shape(), strides, offset))
+end
+
 M["tensor:transpose"] = function(l)
   local a = l:arguments()
   local x = l:sample(a[1], "the tensor")

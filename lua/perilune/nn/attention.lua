@@ -104,22 +104,27 @@ function GRU:init(args)
   end
 end
 
---- All steps of one direction of a layer: x [L, B, size] -> [L, B, hidden] and the last state [B, hidden]. The products with the inputs are
---- made for all steps at once.
+--- All steps of one direction of a layer: x [L, B, size] -> [L, B, hidden] and the last state [B, hidden]; with batch_first all are
+--- [B, L, ...], so that samples stay the first dimension, as model files want them. h: the first state, or nil: zeros, of which no product
+--- is made. The products with the inputs are made for all steps at once.
 local function run(self, x, h, suffix, backwards)
-  local n, size = x:size(1), self.hidden_size
+  local time = self.batch_first and 2 or 1
+  local n, size = x:size(time), self.hidden_size
   local weight, bias = self["weight_hh" .. suffix], self.bias and self["bias_hh" .. suffix] or nil
   local inputs = F.linear(x, self["weight_ih" .. suffix], self.bias and self["bias_ih" .. suffix] or nil)
   local steps, parts = {}, { size, size, size }
   for i = 1, n do
     local at = backwards and n - i or i - 1
-    local from, own = F.split(inputs:select(1, at), parts, 2), F.split(F.linear(h, weight, bias), parts, 2)
-    local reset, update = F.sigmoid(from[1] + own[1]), F.sigmoid(from[2] + own[2])
-    local new = F.tanh(from[3] + reset * own[3])
-    h = new + update * (h - new)
+    local from, own = F.split(inputs:select(time, at), parts, 2), nil
+    if h then own = F.split(F.linear(h, weight, bias), parts, 2)
+    elseif bias then own = F.split(bias:to(inputs:dtype()), parts, 1) end
+    local reset = F.sigmoid(own and from[1] + own[1] or from[1])
+    local update = F.sigmoid(own and from[2] + own[2] or from[2])
+    local new = F.tanh(own and from[3] + reset * own[3] or from[3])
+    h = h and new + update * (h - new) or new - update * new
     steps[at + 1] = h
   end
-  return F.stack(steps, 1), h
+  return F.stack(steps, time), h
 end
 
 --- x [L, B, input_size] (batch_first: [B, L, input_size]); h0 [layers * directions, B, hidden_size], or nil: zeros. Returns the last
@@ -128,21 +133,19 @@ function GRU:forward(x, h0)
   if x:dim() ~= 3 or x:size(3) ~= self.input_size then
     P.fail(("GRU: x is %s, wanted three dimensions, the last one %d"):format(Tensor._text(x), self.input_size))
   end
-  if self.batch_first then x = x:transpose(1, 2) end
-  if x:size(1) == 0 then P.fail "GRU: a sequence without steps, wanted at least one" end
+  if x:size(self.batch_first and 2 or 1) == 0 then P.fail "GRU: a sequence without steps, wanted at least one" end
   local last, d = {}, self.directions
-  h0 = h0 or Tensor.zeros({ self.num_layers * d, x:size(2), self.hidden_size }, x:dtype(), x:device())
   for layer = 0, self.num_layers - 1 do
     local outs = {}
     for direction = 1, d do
       local k = layer * d + direction
       local suffix = ("_l%d%s"):format(layer, direction == 2 and "_reverse" or "")
-      outs[direction], last[k] = run(self, x, h0:select(1, k - 1), suffix, direction == 2)
+      outs[direction], last[k] = run(self, x, h0 and h0:select(1, k - 1), suffix, direction == 2)
     end
     x = d == 2 and F.cat(outs, 3) or outs[1]
     if layer < self.num_layers - 1 then x = self.drop(x) end
   end
-  return self.batch_first and x:transpose(1, 2) or x, F.stack(last, 1)
+  return x, F.stack(last, 1)
 end
 function GRU:extra_text() return ("%d, %d, num_layers=%d"):format(self.input_size, self.hidden_size, self.num_layers) end
 
