@@ -162,13 +162,13 @@ function Fit:_pick(w, row, past)
   local module, e, n, all = self.module, self.entries, 0, 0
   local kind, buckets, free = mc_map.spreads[module.spread], #self.segments - 1, self.kind == "mch" and INFINITE or -1LL
   local t, ids = Gather.numbers_of(self.stored[ids_of[self.kind]], row, past)
-  local low, high, range, to, from, of = w.low, w.high, module.input_hash_size, e.ids, e.from, self.buckets
+  local low, high, range, put, from, of = w.low, w.high, module.input_hash_size, e.ids, e.from, self.buckets
   for k = 0, past - row - 1 do
     local id = ids[k]
     if id ~= free then
       all = all + 1
       local b = tonumber(C.peri_collision_bucket(id, kind, buckets, range))
-      if b >= low and b < high then to[n], from[n], of[n], n = id, row + k, b, n + 1 end
+      if b >= low and b < high then put[n], from[n], of[n], n = id, row + k, b, n + 1 end
     end
   end
   t:release()
