@@ -1,4 +1,5 @@
--- What saving, loading, following, resharding and compacting need beside the model: at most 64 MiB, whatever its size and its plan.
+-- What saving, loading, following, resharding, compacting, exporting and comparing need beside the model: at most 64 MiB, whatever its size
+-- and its plan.
 local shell = require "spec.support.shell"
 
 if shell.no_launcher() then return end
@@ -61,6 +62,9 @@ measure("async increment", function() m:save(runs .. "/2", { increment_of = runs
 measure("follow increments", function() assert(follower:poll()) end)
 follower:close()
 measure("compact", function() peri.checkpoint.open(runs .. "/2"):compact(path .. "-full") end)
+local actions, name = require("perilune.launch.checkpoints").run, "model/embedding_bags.t.weight"
+measure("export", function() actions { action = "export", paths = { runs .. "/2", name }, output = path .. ".npy" } end)
+measure("diff", function() actions { action = "diff", paths = { path, runs .. "/2" } } end)
 measure("reshard", function() m:reshard { [""] = { t = peri.plan.column_wise { ranks = { 0, 0 } } } } end)
 measure("load by columns", function() m:load(path) end)
 m, follower = nil, nil
@@ -103,7 +107,7 @@ measure("async of a dense optimizer", function()
 end)
 ]])
 
-it("saves, loads, increments, followers, other plans and full checkpoints of chains need at most 64 MiB beside the model", function()
+it("beside a model saves, loads, increments, followers, other plans, full checkpoints of chains and exports need at most 64 MiB", function()
   local probe = io.open("/proc/self/clear_refs", "w")
   if not probe then return pending "this system does not measure the peak of a process's memory" end
   probe:close()
@@ -114,5 +118,5 @@ it("saves, loads, increments, followers, other plans and full checkpoints of cha
     cases = cases + 1
     assert.is_true(tonumber(mib) <= 64, ("%s: %s MiB"):format(case, mib))
   end
-  assert.equal(17, cases, out)
+  assert.equal(19, cases, out)
 end)

@@ -9,7 +9,8 @@ local Checkpoint = checkpoint.Checkpoint
 local C = P.C
 
 local M = {}
-local BLOCK = 2 ^ 22 -- elements that are compared or written at once
+local BLOCK = 2 ^ 20 -- elements that are compared or written at once
+local PUT = 2 ^ 16 -- bytes that become a text at once
 
 local function size_text(bytes)
   for _, unit in ipairs { { "GB", 1e9 }, { "MB", 1e6 }, { "kB", 1e3 } } do
@@ -235,10 +236,16 @@ function actions.export(paths, options)
   local function put(bytes)
     if not file:write(bytes) then P.fail(("checkpoint: '%s' could not be written as a whole"):format(path)) end
   end
+  local most = collectgarbage "count" + 2 ^ 14 -- KiB
   put("\147NUMPY\1\0" .. string.char(#header % 256, math.floor(#header / 256)) .. header)
   blocks(t.shape, function(offset, size)
-    local memory, n = c:read(name, { offset = offset, size = size }):to(dtype):read()
-    put(ffi.string(memory, n * tonumber(P.C.peri_dtype_size(P.C.peri_dtype_parse(dtype)))))
+    P.scope(function()
+      local block = c:read(name, { offset = offset, size = size }):to(dtype)
+      P.check(P.C.peri_tensor_data(Tensor.ptr(block), out))
+      local bytes, memory = block:numel() * tonumber(P.C.peri_dtype_size(P.C.peri_dtype_parse(dtype))), ffi.cast("char *", out[0])
+      for at = 0, bytes - 1, PUT do put(ffi.string(memory + at, math.min(PUT, bytes - at))) end
+      if collectgarbage "count" > most then collectgarbage() end -- by itself Lua waits for twice of what there was
+    end)
   end)
   if not file:close() then P.fail(("checkpoint: '%s' could not be written as a whole"):format(path)) end
   print(("%s: %s [%s]%s"):format(path, dtype, table.concat(t.shape, ", "), dtype ~= t.dtype and ", from " .. t.dtype or ""))
