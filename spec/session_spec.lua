@@ -135,6 +135,8 @@ describe("the launcher", function()
     local out, status = run "help KeyedJagedTensor"
     assert.equal(1, status)
     assert.matches("is one of these meant%?\n  peri.KeyedJaggedTensor ", out)
+    assert.matches("'gzip' is no name; these speak of it:\n.*peri.data.csv ", (run "help gzip"))
+    assert.matches("there is nothing about 'NoSuchThing'; perilune help lists the pages", (run "help NoSuchThing"))
     assert.matches("jagged  +Jagged tensors", (run "help"))
     assert.matches("peri.KeyedJaggedTensor:permute +Key i", (run "help jagged"))
   end)

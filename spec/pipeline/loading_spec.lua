@@ -309,8 +309,8 @@ describe("a pipeline", function()
       io.stderr = stderr
       assert(ok, err)
       assert.same({ 2, 0, 2 }, steps)
-      assert.same({ "TrainPipelineSparseDist: data.synthetic is at its end and has no more batches; rewind() begins again, epochs = N makes "
-        .. "N passes\n" }, said)
+      assert.same({ "TrainPipelineSparseDist: data.synthetic is at its end and has no more batches; rewind() begins again, epochs = N "
+        .. "makes N passes\n" }, said)
     end)
   end)
 

@@ -51,6 +51,18 @@ local function near(name)
   return util.map({ unpack(list, 1, 5) }, function(x) return x[1] end)
 end
 
+--- Up to ten names whose texts have a word in them: those that have it in their first sentence first.
+local function speaking_of(word)
+  word = word:lower():gsub("@", " at ") -- recall@k
+  local first, others = {}, {}
+  for _, full in ipairs(util.keys(manual().texts)) do
+    local list = (manual().briefs[full] or ""):lower():find(word, 1, true) and first or others
+    if list == first or manual().texts[full]:lower():find(word, 1, true) then list[#list + 1] = full end
+  end
+  for _, full in ipairs(others) do first[#first + 1] = full end
+  return { unpack(first, 1, 10) }
+end
+
 local function page_of(name)
   for _, page in ipairs(manual().pages) do
     if page.name == name then return page end
@@ -87,8 +99,10 @@ function M.text(name)
   if #found == 1 then return found[1] .. "\n\n" .. manual().texts[found[1]] end
   if #found > 1 then return ("'%s' is the name of several:\n\n%s"):format(name, listing(found)) end
   local others = near(name)
-  return nil, ("help: there is nothing about '%s'%s"):format(name,
-    #others > 0 and "; is one of these meant?\n" .. listing(others) or "; perilune help lists the pages")
+  if #others > 0 then return nil, ("help: there is nothing about '%s'; is one of these meant?\n%s"):format(name, listing(others)) end
+  others = speaking_of(name)
+  return nil, #others > 0 and ("help: '%s' is no name; these speak of it:\n%s"):format(name, listing(others))
+    or ("help: there is nothing about '%s'; perilune help lists the pages"):format(name)
 end
 
 --- The text about a value that the reference describes: a function, a class, an object of a class.
