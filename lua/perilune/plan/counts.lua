@@ -1,6 +1,7 @@
 -- plan/counts.lua: how much each rank has to do in a step of a plan: ids, bags and bytes of each shard by its rows and columns. A rank's
 -- data for itself do not travel ((W - 1)/W), of rows cut within a host one sum crosses the network, ids that come again find their rows in
 -- a cache. Steps are priced by it (step.lua), schedules simulated (simulation/traffic.lua).
+local ffi = require "ffi"
 local P = require "perilune.ffi"
 local signature = require "perilune.signature"
 local embed = require "perilune.embed.config"
@@ -142,30 +143,33 @@ for _, name in ipairs(ways) do
 end
 
 --- Counts of a rank that has nothing, and the addition of a shard's: written out field by field, since plans are rated thousands of times.
-local fields, zeros, sums = { "most_ids = 0" }, { "c.most_ids = 0" }, {} -- most_ids: of a shard
+--- Those of one who rates are structs of C, whose fields lie at known places.
+local fields, sums = { "most_ids = 0" }, {} -- most_ids: of a shard
 for _, name in ipairs(M.summed) do
-  fields[#fields + 1], zeros[#zeros + 1] = name .. " = 0", ("c.%s = 0"):format(name)
-  sums[#sums + 1] = ("to.%s = to.%s + c.%s"):format(name, name, name)
+  fields[#fields + 1], sums[#sums + 1] = name .. " = 0", ("to.%s = to.%s + c.%s"):format(name, name, name)
 end
-local empty, clear, add = assert(loadstring(([[return function() return { %s } end, function(c) %s end, function(to, c) %s end]]):format(
-  table.concat(fields, ", "), table.concat(zeros, " "), table.concat(sums, " ")), "=counts"))()
+local empty, add_of = assert(loadstring(([[return function() return { %s } end, function() return function(to, c)
+  %s
+  if c.id > to.most_ids then to.most_ids = c.id end
+end end]]):format(table.concat(fields, ", "), table.concat(sums, " ")), "=counts"))()
+local struct = ffi.typeof(("struct { double most_ids, %s; }"):format(table.concat(M.summed, ", ")))
+local add, add_structs = add_of(), add_of() -- each sees one kind of counts: its traces are for that
 
---- Counts of a placement: a list from rank 0 on, each with the fields that `count` tells. What travels in a step is counted here
---- only. kept: a list of before, of as many ranks, that is filled again; nil: a new one.
-function M.by_rank(proposal, placement, topology, kept)
-  partitioners.check_placement("plan.step.by_rank", proposal, placement, topology.world_size)
-  local ranks = kept or {}
-  for r = 1, topology.world_size do
-    if ranks[r] then clear(ranks[r]) else ranks[r] = empty() end
-  end
+--- Counts that `count` made, as a struct.
+function M._struct(c)
+  local to = struct()
+  add_structs(to, c)
+  return to
+end
+
+--- Sums of counts by rank. count(option, run): of a shard.
+local function sum(proposal, placement, ranks, count, adding)
   for i, option in ipairs(proposal) do
     local where, k = placement[i], 0
     for _, run in ipairs(option.runs) do
-      local c = run.count or M.count(option, run, topology)
+      local c = count(option, run)
       for _ = 1, run.n do
-        local to = ranks[where == true and k + 1 or where[k + 1] + 1]
-        add(to, c)
-        to.most_ids = math.max(to.most_ids, c.id)
+        adding(ranks[where == true and k + 1 or where[k + 1] + 1], c)
         k = k + 1
       end
     end
@@ -173,8 +177,30 @@ function M.by_rank(proposal, placement, topology, kept)
   return ranks
 end
 
+--- Counts of a placement: a list from rank 0 on, each with the fields that `count` tells. What travels in a step is counted here
+--- only.
+function M.by_rank(proposal, placement, topology)
+  partitioners.check_placement("plan.step.by_rank", proposal, placement, topology.world_size)
+  local ranks = {}
+  for r = 1, topology.world_size do ranks[r] = empty() end
+  return sum(proposal, placement, ranks, function(option, run) return run.count or M.count(option, run, topology) end, add)
+end
+
+--- As by_rank, into `kept`, a list of before, of as many ranks, that is filled again: structs.
+function M._by_rank_again(proposal, placement, topology, kept)
+  partitioners.check_placement("plan.step.by_rank", proposal, placement, topology.world_size)
+  for r = 1, topology.world_size do
+    if kept[r] then ffi.fill(kept[r], ffi.sizeof(struct)) else kept[r] = struct() end
+  end
+  return sum(proposal, placement, kept, function(option, run)
+    if not run.count then return M._struct(M.count(option, run, topology)) end
+    run.counted = run.counted or M._struct(run.count)
+    return run.counted
+  end, add_structs)
+end
+
 signature.check("plan.counts.", M, { count = "option: option_with_ids, run: run, topology: Topology",
-  by_rank = "proposal: options_with_ids, placement: table, topology: Topology, kept: table?",
+  by_rank = "proposal: options_with_ids, placement: table, topology: Topology",
   reduction = "bytes: number, topology: Topology" })
 
 return M

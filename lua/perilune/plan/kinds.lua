@@ -15,6 +15,7 @@ signature.object("planned_table", "the configuration of a table with features", 
 signature.list_of("planned_tables", "a list of configurations of tables with features", "planned_table")
 signature.object("collection", "a collection of a model", { path = "string", kind = "string", tables = "planned_tables",
   sharder = "table?", optimizers = "table?" })
+signature.object("module", "a collection of a model", { path = "string", kind = "string", sharder = "table?", optimizers = "table?" })
 local described = "a model as plan.describe.of makes it: a list of collections"
 signature.list_of("collections_of_model", described, "collection")
 local function sums_of(x) -- of parameters beside tables
@@ -70,13 +71,19 @@ signature.object("performance_model", "a performance model", { rate = "callable"
 
 local M = {}
 
+--- By checked method, the method without its checks: for a planner that calls it thousands of times with what it has looked at itself.
+M.unchecked = {}
+
 --- Put checks in front of methods of a class: as signature.check, of which `self` is an object of the class (or of one below it).
 function M.methods(class, signatures)
   local name = class.class_name
   signature.kind(name, (name:match "^[AEIOU]" and "an " or "a ") .. name, class.is)
-  local own = {}
-  for method, line in util.ordered(signatures) do own[method] = ("self: %s%s"):format(name, line == "" and "" or ", " .. line) end
+  local own, plain = {}, {}
+  for method, line in util.ordered(signatures) do
+    own[method], plain[method] = ("self: %s%s"):format(name, line == "" and "" or ", " .. line), class[method]
+  end
   signature.check(name .. ":", class, own)
+  for method, f in pairs(plain) do M.unchecked[class[method]] = f end
 end
 
 return M

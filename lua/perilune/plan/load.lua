@@ -18,6 +18,8 @@ function Load:init(topology, most)
   if self.rules then self.rules:clear() end
   self.n, self.local_size = n, topology.local_world_size
   for _, field in ipairs(fields) do self[field] = doubles(n) end
+  self.saved = doubles(#fields * n)
+  self.of_groups = doubles(n) -- of groups of ranks, while one is looked for
   local own = topology:own_tier()
   for r, device in ipairs(topology.devices) do
     self.hbm[r - 1], self.ddr[r - 1], self.ssd[r - 1] = device.hbm, device.ddr, device.ssd
@@ -43,20 +45,15 @@ function Load:add(r, run, option)
   self.total[r] = a + b + c + d + e
 end
 
---- What ranks first .. first + n - 1 have now, to `restore` it.
+--- What ranks first .. first + n - 1 have now, to `restore` it, until the next `save`.
 function Load:save(first, n)
-  local saved = {}
-  for i, field in ipairs(fields) do
-    saved[i] = doubles(n)
-    ffi.copy(saved[i], self[field] + first, n * 8)
-  end
-  saved.rules = self.rules and self.rules:save()
-  return saved
+  for i, field in ipairs(fields) do ffi.copy(self.saved + (i - 1) * n, self[field] + first, n * 8) end
+  return self.rules and self.rules:save()
 end
 
-function Load:restore(saved, first, n)
-  for i, field in ipairs(fields) do ffi.copy(self[field] + first, saved[i], n * 8) end
-  if self.rules then self.rules:restore(saved.rules) end
+function Load:restore(of_rules, first, n)
+  for i, field in ipairs(fields) do ffi.copy(self[field] + first, self.saved + (i - 1) * n, n * 8) end
+  if self.rules then self.rules:restore(of_rules) end
 end
 
 -- -- the heap ---------------------------------------------------------------------------------------------------------------------------

@@ -15,14 +15,6 @@ local M = {}
 
 local tiers = { "hbm", "ddr", "ssd" }
 
---- Storage in lexical order.
-local function more_storage(a, b)
-  for _, tier in ipairs(tiers) do
-    if a[tier] ~= b[tier] then return a[tier] > b[tier], true end
-  end
-  return false, false
-end
-
 --- Why a shard of an option's run is on none of `ranks` (nil: all).
 local function refused(load, option, run, ranks)
   local why, least = { option = option, run = run, tried = ranks and #ranks or load.n }, math.huge
@@ -70,19 +62,25 @@ local function on_devices(heap, load, option, among)
   return ranks
 end
 
---- Groups of ranks, the least busy first: list of their first ranks.
+--- Groups of ranks: the first rank of the least busy one, and so on, each time that it is called; nil: there are no more. (Most who ask
+--- need the first, and tables that are cut within hosts ask for each of theirs.)
 local function groups_by_time(load, size)
-  local list = {}
-  for first = 0, load.n - size, size do
-    local ms = 0
-    for r = first, first + size - 1 do ms = ms + load.total[r] end
-    list[#list + 1] = { first = first, ms = ms }
+  local n = math.floor(load.n / size)
+  local ms, total = load.of_groups, load.total
+  for g = 0, n - 1 do
+    local sum = 0
+    for r = g * size, g * size + size - 1 do sum = sum + total[r] end
+    ms[g] = sum
   end
-  table.sort(list, function(a, b)
-    if a.ms ~= b.ms then return a.ms < b.ms end
-    return a.first < b.first
-  end)
-  return util.map(list, function(g) return g.first end)
+  return function()
+    local least, at = math.huge, nil
+    for g = 0, n - 1 do
+      if ms[g] < least then least, at = ms[g], g end
+    end
+    if not at then return nil end
+    ms[at] = math.huge
+    return at * size
+  end
 end
 
 local function consecutive(first, n)
@@ -108,7 +106,7 @@ end
 --- All shards on one group of ranks.
 local function on_host(load, option, size)
   local why
-  for _, first in ipairs(groups_by_time(load, size)) do
+  for first in groups_by_time(load, size) do
     local room = { hbm = 0, ddr = 0, ssd = 0 }
     for r = first, first + size - 1 do
       for _, tier in ipairs(tiers) do room[tier] = room[tier] + load[tier][r] end
@@ -128,8 +126,9 @@ end
 
 --- A block of columns on each of several groups.
 local function on_hosts(load, option, size)
-  local order, blocks = groups_by_time(load, size), option.num_shards / size
+  local order, blocks = {}, option.num_shards / size
   if blocks ~= math.floor(blocks) then return nil, { option = option, count = size } end
+  for first in groups_by_time(load, size) do order[#order + 1] = first end
   local wraps, why = blocks >= #order, nil
   local saved = load:save(0, load.n)
   for start = 1, wraps and 1 or #order - blocks + 1 do
@@ -164,21 +163,26 @@ end
 --- there are none.
 function GreedyPerfPartitioner:order(proposal, rules)
   local positions, of_module, pinned = {}, {}, {}
+  local first, hbm, ddr, ssd = {}, {}, {}, {} -- what is compared, by position
   for i, option in ipairs(proposal) do
+    local s = option.total_storage
     pinned[i] = rules and rules:pinned(option) or false
     of_module[option.path] = (of_module[option.path] or 0) + 1
+    first[i], hbm[i], ddr[i], ssd[i] = 0, s.hbm, s.ddr, s.ssd
+    if self.sort_by == "perf" then first[i], hbm[i], ddr[i], ssd[i] = option.total_perf, 0, 0, 0 end
     if option.partition_by ~= "uniform" then positions[#positions + 1] = i end
   end
+  local by_module = self.balance_modules
   table.sort(positions, function(i, j)
-    local a, b = proposal[i], proposal[j]
     if pinned[i] ~= pinned[j] then return pinned[i] end
-    if self.balance_modules and of_module[a.path] ~= of_module[b.path] then return of_module[a.path] < of_module[b.path] end
-    if self.sort_by == "perf" then
-      if a.total_perf ~= b.total_perf then return a.total_perf > b.total_perf end
-    else
-      local more, differ = more_storage(a.total_storage, b.total_storage)
-      if differ then return more end
+    if by_module then
+      local a, b = of_module[proposal[i].path], of_module[proposal[j].path]
+      if a ~= b then return a < b end
     end
+    if first[i] ~= first[j] then return first[i] > first[j] end
+    if hbm[i] ~= hbm[j] then return hbm[i] > hbm[j] end
+    if ddr[i] ~= ddr[j] then return ddr[i] > ddr[j] end
+    if ssd[i] ~= ssd[j] then return ssd[i] > ssd[j] end
     return i < j
   end)
   return positions

@@ -4,7 +4,7 @@ local P = require "perilune.ffi"
 local util = require "perilune.util"
 local signature = require "perilune.signature"
 local partitioners = require "perilune.plan.partitioners"
-require "perilune.plan.kinds"
+local unchecked = require("perilune.plan.kinds").unchecked
 
 local M = {}
 
@@ -75,7 +75,8 @@ end
 
 --- What a partitioner made of a proposal: a placement, or nil and why not: as partitioners.lua says it, or in words of its own (says).
 function M.placement(partitioner, proposal, topology)
-  local placement, why = partitioner:partition(proposal, topology)
+  local partition = partitioner.partition
+  local placement, why = (unchecked[partition] or partition)(partitioner, proposal, topology)
   if not placement then
     if is_reason(why) then return nil, why end
     return nil, { says = type(why) == "string" and why or "no placement, and no reason" }
@@ -87,7 +88,8 @@ end
 
 --- The rating of a plan.
 function M.rating(model, proposal, placement)
-  local rating = returned("performance_model:rate", model:rate(proposal, placement), "number")
+  local rate = model.rate
+  local rating = returned("performance_model:rate", (unchecked[rate] or rate)(model, proposal, placement), "number")
   if rating ~= rating then P.fail(PLANNER .. ": what performance_model:rate returned is nan, wanted a number") end
   return rating
 end

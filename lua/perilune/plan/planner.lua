@@ -190,7 +190,13 @@ function EmbeddingShardingPlanner:score(rating, proposal)
   return rating * (1 + SIMPLER * math.max(0, types_of(proposal) - 1))
 end
 
-local RATED = 20 -- shards that are placed while a rank, or a table, is looked at once more
+local RATED, RATED_STEP = 20, 60 -- shards that are placed while a rank, or a table, is looked at once more: by TorchRec's formulas; by our
+                                 -- own estimates, for which two partitioners place a proposal, and its step is counted twice
+
+--- The work of rating a proposal.
+local function rating_work(self, search, proposal)
+  return (self.other_partitioner and RATED_STEP or RATED) * (search.topology.world_size + #proposal)
+end
 
 --- Try one proposal. Returns what became of it: { placement =, rating = } or { why = }.
 local function try(self, search, proposal)
@@ -205,7 +211,7 @@ local function try(self, search, proposal)
     local by_hosts = option.partition_by ~= "uniform" and option.partition_by ~= "device"
     search.placements = search.placements + option.num_shards + (by_hosts and ranks or 0)
   end
-  search.placements = search.placements + RATED * (ranks + #proposal)
+  search.placements = search.placements + rating_work(self, search, proposal)
   local placement, rating = self:_place(search, proposal)
   if not placement then
     outcome.why = rating

@@ -200,7 +200,9 @@ end
 function StepEstimator:estimate(list)
   self.prices = prices_of(self.topology)
   for _, option in ipairs(list) do
-    for _, run in ipairs(option.runs) do run.perf, run.count = self:of_run(option, run) end
+    for _, run in ipairs(option.runs) do run.perf, run.count = self:of_run(option, run)
+      run.counted = nil
+    end
     option:sum_perf()
   end
   self.prices = false
@@ -216,7 +218,7 @@ function StepModel:init(args)
   self.ranks, self.lists = {}, {} -- filled again by each rating
 end
 function StepModel:rate(proposal, placement)
-  return (step_ms(counts.by_rank(proposal, placement, self.topology, self.ranks), self.topology, self.lists))
+  return (step_ms(counts._by_rank_again(proposal, placement, self.topology, self.ranks), self.topology, self.lists))
 end
 
 local one_host = topologies.Topology { world_size = 1 }
