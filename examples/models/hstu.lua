@@ -22,6 +22,7 @@ function STULayer:init(a)
   self.uvqk = nn.Linear { in_features = d, out_features = 2 * hidden + 2 * self.attention }
   self.output_norm = nn.LayerNorm { normalized_shape = hidden }
   self.output = nn.Linear { in_features = hidden, out_features = d }
+  self.drop = nn.Dropout { p = a.dropout }
 end
 
 function STULayer:forward(x, offsets, num_targets)
@@ -31,7 +32,7 @@ function STULayer:forward(x, offsets, num_targets)
   local size = self.attention / self.heads
   local y = sparse.hstu_mha { max_seq_len = self.max_seq_len, alpha = self.alpha, q = q:reshape(n, self.heads, size),
     k = k:reshape(n, self.heads, size), v = v:reshape(n, self.heads, self.hidden), seq_offsets = offsets, num_targets = num_targets }
-  return x + self.output(u * self.output_norm(y:reshape(n, hidden)))
+  return x + self.output(self.drop(u * self.output_norm(y:reshape(n, hidden))))
 end
 
 -- -- the model -------------------------------------------------------------------------------------------------------------------------
@@ -50,6 +51,7 @@ function HSTU:init(a)
   self.time = nn.Embedding { num_embeddings = a.num_time_buckets + 1, embedding_dim = d }
   self.layers = nn.ModuleList()
   for _ = 1, a.num_layers do self.layers:append(STULayer(a)) end
+  self.input_drop = nn.Dropout { p = a.dropout }
   self.norm = nn.LayerNorm { normalized_shape = d }
   self.head = nn.Linear { in_features = d, out_features = 1 }
   self.loss = nn.BCEWithLogitsLoss { reduction = "global_mean" }
@@ -62,7 +64,7 @@ function HSTU:logits(batch)
   local offsets, n = items:offsets(), items:values():size(1)
   local places = sparse.sequence_positions { seq_offsets = offsets, rows = n, num_targets = targets, max_positions = self.positions }
   local times = sparse.time_buckets { timestamps = batch.timestamps, seq_offsets = offsets, num_buckets = self.buckets }
-  local x = items:values() * self.scale + rows.action:values() + self.position(places) + self.time(times)
+  local x = self.input_drop(items:values() * self.scale + rows.action:values() + self.position(places) + self.time(times))
   for i = 1, #self.layers:children() do x = self.layers[i](x, offsets, targets) end
   local asked = sparse.masked_select_jagged_1d(self.norm(x), items:lengths(), places:eq(0)) -- targets have place 0
   return self.head(asked):reshape(-1)
@@ -74,8 +76,10 @@ function HSTU:forward(batch)
 end
 
 --- items and actions: rows of the tables; embedding_dim; num_layers; num_heads, of attention_dim and hidden_dim numbers each;
---- max_seq_len: of a sequence with its targets; num_time_buckets; learning_rate and eps: of the tables.
+--- max_seq_len: of a sequence with its targets; num_time_buckets; dropout: of what goes into the first layer and out of each, while it is
+--- trained; learning_rate and eps: of the tables.
 return function(args)
   return HSTU(util.named("HSTU", args, { items = util.required.number, actions = util.required.number, embedding_dim = 32, num_layers = 2,
-    num_heads = 2, attention_dim = 16, hidden_dim = 16, max_seq_len = 200, num_time_buckets = 2048, learning_rate = 0.05, eps = 1e-8 }))
+    num_heads = 2, attention_dim = 16, hidden_dim = 16, max_seq_len = 200, num_time_buckets = 2048, dropout = 0,
+    learning_rate = 0.05, eps = 1e-8 }))
 end

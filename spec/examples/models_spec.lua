@@ -192,6 +192,25 @@ for _, name in ipairs { "two_tower", "deepfm", "din", "mmoe", "hstu" } do
   end
 end
 
+it("hstu.lua drops out while it is trained, and only then", function()
+  local case = models.hstu
+  local batch = case.batch({ first = 0, last = SAMPLES - 1 }, 1)
+  local function losses(dropout)
+    peri.nn.manual_seed(4)
+    local args = peri.util.copy(case.args)
+    args.dropout, args.embedding_dim = dropout, DIM
+    local model = dofile "examples/models/hstu.lua"(args)
+    model:eval()
+    local known = model(batch):item()
+    model:train()
+    return { known, model(batch):item(), model(batch):item() }
+  end
+  local none, half = losses(0), losses(0.5)
+  assert.same({ none[1], none[1], none[1] }, none)
+  assert.equal(none[1], half[1])
+  assert.is_true(half[2] ~= none[1] and half[3] ~= half[2])
+end)
+
 it("hstu.lua has at most 150 lines", function()
   local _, lines = shell.read "examples/models/hstu.lua":gsub("\n", "")
   assert.is_true(lines <= 150)
