@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * test_model.c: a model file that C writes and C opens: several threads answer at once and allocate nothing, a sample that is refused
- * writes nothing, inputs that may be missing, and files that are replaced or written to while they are open.
+ * writes nothing, inputs that may be missing, lists, and files that are replaced or written to while they are open.
  */
 #include "../harness/check.h"
 
 #include <perilune/model.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -200,6 +201,79 @@ static void files_may_be_replaced_while_they_are_open(void **state)
     assert_int_equal(peri_mem_objects(), 0);
 }
 
+/** y: a list of twice the rows of the ids 0 to 3, which are 0, 10, 20, 30, of those ids whose times are so long before the last one that
+ *  sqrt(difference / 3) is 1 or more. n: how many ids the input `one` has, which is 1. */
+static void write_lists(void)
+{
+    static const float rows[4] = {0, 10, 20, 30};
+    char header[2000];
+    peri_model_writer *w;
+    peri_model_writer_place p;
+    int32_t section;
+    assert_ok(peri_model_writer_new(path, &w));
+    assert_ok(peri_model_writer_begin(w, &section));
+    assert_ok(peri_model_writer_put(w, rows, sizeof rows));
+    assert_ok(peri_model_writer_section(w, 0, &p));
+    const int n = snprintf(header, sizeof header,
+        "{\"inputs\":[{\"name\":\"ids\",\"kind\":\"ids\",\"rows\":4},{\"name\":\"times\",\"kind\":\"whole\"},"
+        "{\"name\":\"one\",\"kind\":\"ids\",\"rows\":4,\"length\":1}],\"lists\":[{\"inputs\":[0,1]},{\"of\":0}],"
+        "\"tables\":[{\"name\":\"t\",\"dtype\":\"f32\",\"rows\":4,\"columns\":1,\"section\":0}],\"values\":[{\"columns\":1,\"list\":0},"
+        "{\"columns\":1,\"list\":0},{\"columns\":1,\"list\":0},{\"columns\":1,\"list\":1},{\"columns\":1}],"
+        "\"operations\":[{\"op\":\"members\",\"in\":[],\"out\":0,\"bags\":[{\"input\":0,\"table\":0}]},"
+        "{\"op\":\"binary\",\"function\":\"add\",\"in\":[0,0],\"out\":1,\"sizes\":[1,1,1,1]},"
+        "{\"op\":\"times\",\"in\":[],\"out\":2,\"input\":1,\"function\":\"sqrt\",\"sizes\":[1],\"numbers\":[\"4008000000000000\"]},"
+        "{\"op\":\"select\",\"in\":[1,2],\"out\":3},{\"op\":\"lengths\",\"in\":[],\"out\":4,\"bags\":[{\"input\":2,\"table\":0}]}],"
+        "\"outputs\":[{\"name\":\"y\",\"value\":3},{\"name\":\"n\",\"value\":4}],\"sections\":[{\"offset\":%lld,\"bytes\":%lld,"
+        "\"checksum\":\"%016llx\"}]}", (long long)p.offset, (long long)p.bytes, (unsigned long long)p.checksum);
+    assert_ok(peri_model_writer_finish(w, header, n));
+    assert_ok(peri_model_writer_publish(w));
+    peri_model_writer_release(w);
+}
+
+static void answers_are_lists(void **state)
+{
+    static int64_t times[SAMPLES * 4], first[SAMPLES + 1], begins[SAMPLES + 1], expected;
+    static float y[SAMPLES * 4], n[SAMPLES];
+    float *out[2] = {y, n};
+    int64_t *const ends[2] = {begins, NULL};
+    peri_model *m;
+    peri_model_context *c;
+    (void)state;
+    make_values();
+    for (int64_t b = 0; b <= SAMPLES; b++) first[b] = b;
+    for (int64_t i = 0; i < offsets[SAMPLES]; i++) times[i] = 2 * i; /* 4 before the last one are enough, 2 are not */
+    write_lists();
+    assert_ok(peri_model_open(path, PERI_MODEL_VERIFY, &m));
+    assert_ok(peri_model_context_new(m, SAMPLES, 4, &c));
+    assert_int_equal(peri_model_output_list(m, 0), 0);
+    assert_int_equal(peri_model_output_list(m, 1), -1);
+    assert_false(peri_model_output_best(m, 0));
+    peri_model_input_rules rules = {.size = sizeof rules};
+    assert_ok(peri_model_input_describe(m, 1, &rules));
+    assert_true(rules.like == 0 && rules.length == 0 && rules.counts == -1);
+    assert_fails(peri_model_input_describe(m, 3, &rules), PERI_EINVAL, "input 3, allowed: 0..2");
+    peri_model_values v[3] = {{.ids = ids, .offsets = offsets}, {.ids = times, .offsets = offsets}, {.ids = ids, .offsets = first}};
+    assert_fails(peri_model_predict(c, SAMPLES, v, out), PERI_EUNSUPPORTED, "output 'y' is a list of each sample");
+    assert_fails(peri_model_predict_lists(c, SAMPLES, v, out, (int64_t *const[2]){NULL}), PERI_EINVAL, "its offsets are missing");
+    assert_ok(peri_model_predict_lists(c, SAMPLES, v, out, ends));
+    for (int64_t b = 0, at = 0; b < SAMPLES; b++) {
+        assert_int_equal(begins[b], at);
+        const int64_t length = b % 4;
+        for (int64_t i = 0; i + 2 < length; i++, at++, expected++) assert_true(y[at] == (float)(20 * i));
+        assert_int_equal(begins[b + 1], at);
+        assert_true(n[b] == 1);
+    }
+    assert_int_equal(expected, SAMPLES / 4);
+    v[1].offsets = first;
+    assert_fails(peri_model_predict_lists(c, 3, v, out, ends), PERI_ERANGE,
+                 "input 'times', sample 0: a list of 1, allowed: 0, the length of its list 'ids'");
+    v[1].offsets = v[2].offsets = offsets;
+    assert_fails(peri_model_predict_lists(c, 3, v, out, ends), PERI_ERANGE, "input 'one', sample 0: a list of 0, allowed: 1");
+    peri_model_context_release(c);
+    peri_model_release(m);
+    unlink(path);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -207,6 +281,7 @@ int main(void)
         cmocka_unit_test(calls_allocate_nothing_and_refuse_whole),
         cmocka_unit_test(only_a_guard_has_a_signal_handler),
         cmocka_unit_test(files_may_be_replaced_while_they_are_open),
+        cmocka_unit_test(answers_are_lists),
     };
     close(mkstemp(path));
     return cmocka_run_group_tests_name("model files", tests, NULL, NULL);
