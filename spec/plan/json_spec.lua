@@ -106,6 +106,8 @@ describe("a plan in JSON", function()
     { ('{"a":'):rep(200000), "plan.from_json: lists and objects within each other, 33 deep" },
     { '/* "[" */ {"perilune_plan": 1, "modules": {}}', "a comment at byte 1, which JSON has not" },
     { '{"perilune_plan": 1, "modules": {},}', "a comma at byte 35, before the end of a list or an object" },
+    { '{"perilune_plan": 1 "modules": {}}', "a comma is missing before byte 21" },
+    { '{"modules": {} "perilune_plan": 1}', "a comma is missing before byte 16" },
     { '{"perilune_plan": "1", "modules": {}}', "perilune_plan %(the version of the format%) is '1', allowed: 1" },
   } do
     it("refuses " .. case[1]:sub(1, 70), function()

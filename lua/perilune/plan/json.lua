@@ -103,14 +103,26 @@ local function shown(name, most)
   return #name > most and name:sub(1, most) .. "..." or name
 end
 
+local ends_value, begins_value = { ['"'] = true, ["]"] = true, ["}"] = true }, { ['"'] = true, ["["] = true, ["{"] = true }
+
+--- Whether a comma is missing between the character `before` (the end of a text, or one of ,[]{}) and the next one, `c`, that begins a text
+--- or is one of these. `between` is what stands between them: a colon, a number, true, false, or nothing.
+local function lacks_comma(before, between, c)
+  local after_colon = before == '"' and between:match "^%s*:(.*)"
+  local value = (after_colon or between):match "^%s*(.-)%s*$"
+  local follows = ends_value[before] and not after_colon
+  return value:find "%s" ~= nil or follows and value ~= "" or begins_value[c] and (follows or value ~= "")
+end
+
 --- An error for lists and objects within each other beyond a depth that no plan has: the decoder calls itself for each. Returns what the
---- decoder takes though it is no JSON: nil, or words for a comment, or a comma before the end of a list.
+--- decoder takes though it is no JSON: nil, or words for a comment, a comma before the end of a list, or a comma that is missing.
 local function check_nesting(text, from)
-  local depth, at, odd = 0, 1, nil
+  local depth, at, before, odd = 0, 1, "", nil
   while true do
     local place, c = text:match('()(["/,%[%]{}])', at)
     if not place then return odd end
-    at = place + 1
+    if depth > 0 and lacks_comma(before, text:sub(at, place - 1), c) then odd = odd or ("a comma is missing before byte %d"):format(place) end
+    at, before = place + 1, c
     if c == '"' then
       local stop = text:match('^[^"\\]*()', at)
       while text:sub(stop, stop) == "\\" do stop = text:match('^[^"\\]*()', stop + 2) end
