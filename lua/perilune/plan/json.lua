@@ -121,7 +121,9 @@ local function check_nesting(text, from)
   while true do
     local place, c = text:match('()(["/,%[%]{}])', at)
     if not place then return odd end
-    if depth > 0 and lacks_comma(before, text:sub(at, place - 1), c) then odd = odd or ("a comma is missing before byte %d"):format(place) end
+    if depth > 0 and lacks_comma(before, text:sub(at, place - 1), c) then
+      odd = odd or ("a comma is missing before byte %d"):format(place)
+    end
     at, before = place + 1, c
     if c == '"' then
       local stop = text:match('^[^"\\]*()', at)
