@@ -104,8 +104,6 @@ peri_status peri__allocator_set(void *(*alloc)(size_t), void *(*realloc)(void *,
 
 typedef atomic_int_least32_t peri__refs;
 static inline void peri__refs_init(peri__refs *refs) { atomic_init(refs, 1); }
-/** Whether nobody but the caller has a reference. */
-static inline bool peri__refs_one(const peri__refs *refs) { return atomic_load_explicit(refs, memory_order_acquire) == 1; }
 static inline void peri__refs_add(peri__refs *refs) { atomic_fetch_add_explicit(refs, 1, memory_order_relaxed); }
 /** True when the last reference went. */
 static inline bool peri__refs_drop(peri__refs *refs)

@@ -442,7 +442,8 @@ peri_status peri_backward_new(peri_tensor *const *roots, peri_tensor *const *gra
     PERI_TRY_GOTO(collect(pass, roots, n, pass->id, &leaves), out);
     if (pass->n > 0) PERI_TRY_GOTO(link_shares(pass, leaves), out);
     PERI_TRY_GOTO(sort_nodes(pass), out);
-    for (int32_t r = 0; r < n; r++) PERI_TRY_GOTO(peri__item_ahead(roots[r]), out);
+    for (int32_t r = 0; r < n; r++) /* what others see, too, an exchange may have yet to write; a leaf stays and changes */
+        if (roots[r]->node && peri__exclusive(roots[r])) PERI_TRY_GOTO(peri__item_ahead(roots[r]), out);
     for (int32_t r = 0; r < n; r++) PERI_TRY_GOTO(seed(pass, roots[r], grads ? grads[r] : NULL), out);
     *out = pass;
 out:

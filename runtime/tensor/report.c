@@ -137,9 +137,7 @@ void peri__reports_drop(const peri_device *device)
 peri_status peri__item_ahead(peri_tensor *root)
 {
     peri__storage *s = root->storage;
-    /* Who else holds it may be an exchange that has yet to write it. */
-    const bool alone = peri__refs_one(&root->refs) && peri__refs_one(&s->refs);
-    if (peri__immediate(s->device) || peri__numel(root) != 1 || !alone || s->home != peri_stream_current(s->device)) return PERI_OK;
+    if (peri__immediate(s->device) || peri__numel(root) != 1 || s->home != peri_stream_current(s->device)) return PERI_OK;
     if (s->ahead) return PERI_OK; /* of an earlier pass */
     peri__report *r;
     PERI_TRY(peri__report_take(s->device, 2, &r));

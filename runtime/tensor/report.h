@@ -31,8 +31,8 @@ peri_status peri__report_wait(peri__report *report);
 /** Back to the pool; NULL is fine. */
 void peri__report_return(peri__report *report);
 
-/** Before a backward pass from @root: if it has one element, which nobody else holds, queue a copy of it to the host. peri_tensor_item then
- *  waits for this copy, which lies before the pass, and not for the pass. Does nothing where the host works in the device's memory. */
+/** Before a backward pass from @root, which nobody else can see: if it has one element, queue a copy of it to the host. peri_tensor_item
+ *  then waits for this copy, which lies before the pass, and not for the pass. Does nothing where the host works in the device's memory. */
 peri_status peri__item_ahead(peri_tensor *root);
 /** If the @bytes at @src of @t were copied ahead and have not changed since, wait for the copy and write them to @dst; *found says so. */
 peri_status peri__item_ahead_read(const peri_tensor *t, const void *src, int64_t bytes, void *dst, bool *found);
