@@ -298,7 +298,7 @@ describe("a pipeline", function()
       local loader = peri.data.synthetic { num_rows = 20, batch_size = 10, dense_features = 3, sparse_features = 3, rows = 30 }
       loader.keys = { "f1", "f2", "f3" } -- of the model
       local steps = {}
-      io.stderr = { write = function(_, text) said[#said + 1] = text end }
+      rawset(io, "stderr", { write = function(_, text) said[#said + 1] = text end })
       local ok, err = pcall(function()
         for pass = 1, 3 do
           if pass == 3 then loader:rewind() end
@@ -306,7 +306,7 @@ describe("a pipeline", function()
           for _ in p:run(loader) do steps[pass] = steps[pass] + 1 end
         end
       end)
-      io.stderr = stderr
+      rawset(io, "stderr", stderr)
       assert(ok, err)
       assert.same({ 2, 0, 2 }, steps)
       assert.same({ "TrainPipelineSparseDist: data.synthetic is at its end and has no more batches; rewind() begins again, epochs = N "
