@@ -25,11 +25,37 @@ end
 local function complaints(rule, ...)
   local changed = {}
   for _, c in ipairs { ... } do changed[c[1]] = function(text) return text:gsub(c[2], c[3]) end end
-  for _, r in ipairs(require "tests.lint.faces") do
-    if r[1] == rule then return r[2](context(changed)) end
+  for _, file in ipairs { "faces", "boundary" } do
+    for _, r in ipairs(require("tests.lint." .. file)) do
+      if r[1] == rule then return r[2](context(changed)) end
+    end
   end
   error("no rule " .. rule)
 end
+
+describe("the lint of new public names", function()
+  local rule = "new public names follow the rules of the others"
+
+  it("has nothing to say of this tree", function() assert.same({}, complaints(rule)) end)
+
+  it("names what a new function or structure does not do as the others", function()
+    local header = "runtime/include/perilune/optim.h"
+    local function with(text) return complaints(rule, { header, "\n#endif%s*$", "\n" .. text .. "\n#endif\n" }) end
+    assert.same({}, with "PERI_API peri_status peri_moon_new(const peri_moon_config *config, int32_t n, peri_moon **out);")
+    assert.same({}, with "typedef struct peri_moon_config {\n    int64_t size; /* sizeof */\n} peri_moon_config;")
+    for text, said in pairs { -- any order
+      ["PERI_API peri_status peri_moon_create(int32_t n, peri_moon **out);"] = "peri_moon_create is called _create, wanted: _new",
+      ["PERI_API peri_status peri_moon_new(peri_moon **out, int32_t n);"] = "peri_moon_new has a parameter behind out, wanted: out last",
+      ["PERI_API peri_status peri_moon_new(peri_moon **moon);"] = "peri_moon_new gives a new object through 'moon', wanted: out",
+      ["PERI_API peri_status peri_moon_look(int n);"] = "peri_moon_look counts 'n' as int, wanted: int32_t or int64_t",
+      ["PERI_API peri_status peri_set_moon(int32_t n);"] = "peri_set_moon is a setting's, wanted: peri_<noun>_<setting>_set",
+      ["PERI_API peri_status peri_moon_release(peri_moon *m);"] = "peri_moon_release can fail, wanted: void, since a release never fails",
+      ["typedef struct peri_moon_args {\n    int32_t n;\n} peri_moon_args;"] = "peri_moon_args does not begin with int64_t size",
+    } do
+      assert.same({ header .. ": " .. said }, with(text))
+    end
+  end)
+end)
 
 describe("the lint of CUDA faces", function()
   local rule = "kernels and operations have a CUDA face"

@@ -214,7 +214,7 @@ out:
 
 peri_status peri_sparse_attention(const peri_attention_args *args, peri_tensor **out)
 {
-    PERI_NEED(args);
+    PERI_TAKE(peri_attention_args, args);
     PERI_NEED(out);
     if (args->form != PERI_ATTENTION_SOFTMAX && args->form != PERI_ATTENTION_SILU)
         return peri__fail(PERI_EINVAL, "%s: form %d, allowed: 0..1", name, args->form);
@@ -289,7 +289,7 @@ static peri_status check_times(const char *f, const peri_time_buckets_args *args
 peri_status peri_sparse_time_buckets(const peri_time_buckets_args *args, peri_tensor **out)
 {
     static const char f[] = "peri_sparse_time_buckets";
-    PERI_NEED(args);
+    PERI_TAKE(peri_time_buckets_args, args);
     PERI_NEED(out);
     PERI_TRY(check_times(f, args));
     const int64_t rows = args->timestamps->shape[0];

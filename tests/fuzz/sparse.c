@@ -261,7 +261,7 @@ static void attending(void)
     peri_tensor *out[4] = {NULL};
     for (int32_t i = 0; i < 3; i++)
         if (pick(3)) (void)peri_tensor_requires_grad(in[i], true);
-    const peri_attention_args a = {.q = in[0], .k = in[1], .v = in[2], .seq_offsets = in[3], .num_targets = in[4],
+    const peri_attention_args a = {.size = sizeof a, .q = in[0], .k = in[1], .v = in[2], .seq_offsets = in[3], .num_targets = in[4],
                                    .max_seq_len = pick(9) == 8 ? extreme() : pick(2) * MOST,
                                    .max_attn_len = pick(9) == 8 ? extreme() : pick(4), .alpha = 0.5, .scale = 0.1,
                                    .form = (int32_t)pick(5) / 2, .causal = pick(2)};
@@ -272,8 +272,8 @@ static void attending(void)
     judge(peri_sparse_sequence_positions(in[3], in[4], rows - (pick(9) == 8), pick(9) == 8 ? extreme() : 1 + pick(5), &out[1]),
           out + 1, 1);
     judge(peri_sparse_sequence_numbers(in[3], rows, &out[2]), out + 2, 1);
-    const peri_time_buckets_args t = {.timestamps = in[5], .seq_offsets = in[3], .num_buckets = pick(9) == 8 ? extreme() : 1 + pick(9),
-                                      .increment = pick(9) - 1.0, .log = pick(2)};
+    const peri_time_buckets_args t = {.size = sizeof t, .timestamps = in[5], .seq_offsets = in[3],
+                                      .num_buckets = pick(9) == 8 ? extreme() : 1 + pick(9), .increment = pick(9) - 1.0, .log = pick(2)};
     judge(peri_sparse_time_buckets(&t, &out[3]), out + 3, 1);
     release(out, 4);
     release(in, 6);

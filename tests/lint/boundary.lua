@@ -140,6 +140,59 @@ local function contract(ctx)
   return complaints
 end
 
+--- What a public function that programs of the last release do not know yet does not do as the others: docs/embedding_c.md, "Names". (What
+--- they know stays as it is.)
+local function unlike(name, text)
+  local why, parameters = {}, {}
+  for word, instead in pairs { create = "new", make = "new", destroy = "release", free = "release", delete = "release" } do
+    if name:match("_" .. word .. "$") then why[#why + 1] = ("is called _%s, wanted: _%s"):format(word, instead) end
+  end
+  if name:match "_set_" or name:match "^peri_set_" then why[#why + 1] = "is a setting's, wanted: peri_<noun>_<setting>_set" end
+  for parameter in text:match("%((.*)%)"):gsub("%b()", ""):gmatch "[^,]+" do parameters[#parameters + 1] = parameter end
+  for i, parameter in ipairs(parameters) do
+    local type_of, word = parameter:gsub("%b[]", ""):match "^%s*(.-)%s*%**%s*([%w_]+)%s*$"
+    if word == "out" and i ~= #parameters then why[#why + 1] = "has a parameter behind out, wanted: out last" end
+    if parameter:match "^%s*peri_[%w_]+ %*%*out" == nil and parameter:match "^%s*peri_[%w_]+ %*%*[%w_]+%s*$" then
+      why[#why + 1] = ("gives a new object through '%s', wanted: out"):format(word)
+    end
+    for plain in (type_of or ""):gmatch "[%w_]+" do
+      if ({ size_t = true, int = true, unsigned = true, long = true, short = true })[plain] then
+        why[#why + 1] = ("counts '%s' as %s, wanted: int32_t or int64_t"):format(word, plain)
+      end
+    end
+  end
+  if name:match "_release$" and not text:match "^void " then why[#why + 1] = "can fail, wanted: void, since a release never fails" end
+  table.sort(why)
+  return why
+end
+
+--- New structures that callers fill in, or have filled in, begin with their size.
+local function unlike_struct(name, body)
+  if name:match "_options$" or name:match "_params$" then return { "is called as none of the others: _config is what objects are made "
+    .. "with, _args what a call takes" } end
+  for _, kind in ipairs { "config", "args", "desc", "info", "stats" } do
+    if name:match("_" .. kind .. "$") and not body:match "^%s*int64_t size;" then return { "does not begin with int64_t size" } end
+  end
+  return {}
+end
+
+local function named(ctx)
+  local complaints, known, all = {}, {}, declared(ctx)
+  for kind, name in ctx.read("runtime/gen/contract.txt"):gmatch "\n(%a+) (peri_[%w_]+)" do known[kind .. name] = true end
+  local function complain(path, name, list)
+    for _, why in ipairs(list) do complaints[#complaints + 1] = ("%s: %s %s"):format(path, name, why) end
+  end
+  for _, name in ipairs(keys(all)) do
+    if not known["function" .. name] then complain(all[name].path, name, unlike(name, all[name].text)) end
+  end
+  for _, path in ipairs(public_headers(ctx)) do
+    for name, body in ctx.read(path):gmatch "\ntypedef struct (peri_[%w_]+) (%b{})" do
+      if not known["struct" .. name] then complain(path, name, unlike_struct(name, body:sub(2, -2))) end
+    end
+  end
+  return complaints
+end
+
 local function prefixed(ctx)
   -- Internal symbols are hidden and named peri__*; what a static library leaks into its host must carry the prefix too.
   local complaints = {}
@@ -153,6 +206,7 @@ end
 return {
   { "public headers are cdef-clean", clean_headers }, { "exported symbols = cdef = public headers", exported },
   { "public functions are documented", documented }, { "public functions have callers", called },
+  { "new public names follow the rules of the others", named },
   { "plugins export their entry only", plugins },
   { "global symbols carry the prefix", prefixed }, { "programs of the last release go on", contract },
 }

@@ -27,7 +27,7 @@ end
 
 -- -- attention ---------------------------------------------------------------------------------------------------------------------
 
-local attention_args = ffi.new "peri_attention_args"
+local attention_args = P.struct "peri_attention_args"
 local attention_spec = { q = required, k = required, v = required, seq_offsets = required, num_targets = optional, max_seq_len = optional,
   max_attn_len = 0, alpha = optional, causal = true }
 
@@ -79,7 +79,7 @@ function M.sequence_numbers(seq_offsets, rows)
   return wrap(out[0])
 end
 
-local time_args = ffi.new "peri_time_buckets_args"
+local time_args = P.struct "peri_time_buckets_args"
 local time_spec = { timestamps = required, seq_offsets = required, num_buckets = 2048, increment = 60, time_bucket_fn = "sqrt" }
 
 --- For each member (i64) how long before the last one of its sequence it was: 0..num_buckets, the whole part of sqrt(difference /

@@ -216,6 +216,7 @@ PERI_API peri_status peri_sparse_dense_to_jagged(peri_tensor *dense, peri_tensor
 
 /** Attention within the sequences of a jagged tensor. Tensors are borrowed. */
 typedef struct peri_attention_args {
+    int64_t size; /* sizeof(peri_attention_args) */
     peri_tensor *q, *k, *v;   /* [n, heads, D], [n, heads, D], [n, heads, V]: f32, f64, f16 or bf16 */
     peri_tensor *seq_offsets; /* [sequences + 1] i32 or i64: sequence s has the rows seq_offsets[s] .. seq_offsets[s + 1] */
     peri_tensor *num_targets; /* [sequences] i32 or i64: how many of its last members are targets; or NULL: none */
@@ -240,6 +241,7 @@ PERI_API peri_status peri_sparse_sequence_numbers(peri_tensor *seq_offsets, int6
 
 /** How times become numbers. Tensors are borrowed. */
 typedef struct peri_time_buckets_args {
+    int64_t size; /* sizeof(peri_time_buckets_args) */
     peri_tensor *timestamps;  /* [n] i64, i32, f64 or f32 */
     peri_tensor *seq_offsets; /* [sequences + 1] i32 or i64 */
     int64_t num_buckets;      /* >= 1 */
