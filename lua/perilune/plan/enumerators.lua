@@ -201,9 +201,9 @@ function EmbeddingEnumerator:enumerate(collections)
 end
 
 kinds.methods(EmbeddingEnumerator, { populate_estimates = "list: options_with_ids", enumerate = "collections: model",
-  _shared_fields = "collection: module, config: planned_table, constraint: constraint",
-  _ways = "collection: module, shared: table, constraint: constraint",
-  _add_table = "list: list, collection: module, config: planned_table" })
+  _shared_fields = "collection: planned_module, config: planned_table, constraint: constraint",
+  _ways = "collection: planned_module, shared: table, constraint: constraint",
+  _add_table = "list: list, collection: planned_module, config: planned_table" })
 for _, name in ipairs { "torchrec_sharder", "perilune_sharder" } do
   signature.check(name .. ":", M[name], { sharding_types = "self: sharder, device: string, kind: string",
     compute_kernels = "self: sharder, sharding_type: string, device: string" })
