@@ -221,6 +221,12 @@ describe("perilune serve", function()
     still()
     assert.is_nil(run("curl -s " .. url .. "health"):find('"note"', 1, true))
     assert.matches("perilune_reloads_total 2", run("curl -s " .. url .. "metrics"), 1, true)
+    os.execute((": > %s"):format(path)) -- cut in its place: nobody can answer from it, and the server says so
+    health "the file of the last good model was cut or written to"
+    assert.matches('{"live":true,"ready":false}', run("curl -s " .. url .. "health/ready"), 1, true)
+    export(5)
+    health '"ready":true,"model":"demo","version":"5"'
+    still()
   end)
 
   it("follows its trainer: answers soon have the bits of what was saved, after a kill, too; a damaged save changes nothing", function()

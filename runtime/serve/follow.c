@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * follow.c: see follow.h. It never gives up: whatever becomes of the file or of the checkpoints, the last good model serves on, /health
- * says what is amiss, and the next good one is taken. It asks the file system again and again, since network file systems tell of no
- * changes.
+ * follow.c: see follow.h. It never gives up: whatever becomes of the file or of the checkpoints, the last good model serves on (unless
+ * somebody writes into the file that it maps, which is seen), /health says what is amiss, and the next good one is taken. It asks the file
+ * system again and again, since network file systems tell of no changes.
  */
 #include "follow.h"
 
@@ -89,7 +89,11 @@ static void say(peri__follow *f)
 static void amiss(peri__follow *f, int which, const char *why)
 {
     char text[PERI_MESSAGE_MAX];
-    snprintf(text, sizeof text, "the last good model serves on: %.400s", why);
+    char because[PERI_MESSAGE_MAX];
+    snprintf(because, sizeof because, "%s", why); /* asking the server may overwrite the error */
+    const char *state = peri__server_sound(f->server) ? "the last good model serves on"
+                                                      : "the file of the last good model was cut or written to; no answers without it";
+    snprintf(text, sizeof text, "%s: %.300s", state, because);
     if (strcmp(f->notes[which], text) != 0) atomic_fetch_add(&peri__server_metrics(f->server)->reload_failures, 1);
     memcpy(f->notes[which], text, sizeof text);
 }

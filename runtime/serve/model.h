@@ -72,6 +72,8 @@ typedef struct peri__serve_kind {
     int64_t (*skipped)(peri__serve_model *model, void *context, int64_t samples, const peri__serve_column *columns);
     /** Free it; the last reference has gone. */
     void (*close)(peri__serve_model *model);
+    /** Whether it can still answer: nobody has cut or written to the file that it maps. NULL: always. */
+    bool (*sound)(peri__serve_model *model);
 } peri__serve_kind;
 
 /** A model: first member of what a kind keeps. Counted: a batch that has begun with one ends with it, though another one serves by then. */

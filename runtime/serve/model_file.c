@@ -88,8 +88,10 @@ static int64_t skipped(peri__serve_model *model, void *context, int64_t samples,
     return peri_model_check(m->file, samples, values_of(m, context, columns), &n) < 0 ? 0 : n;
 }
 
-static const peri__serve_kind kind = {new_context, drop, predict, NULL, close_file};
-static const peri__serve_kind mapped_kind = {new_context, drop, predict, skipped, close_file};
+static bool sound(peri__serve_model *model) { return peri_model_changed(((file_model *)model)->file) >= 0; }
+
+static const peri__serve_kind kind = {new_context, drop, predict, NULL, close_file, sound};
+static const peri__serve_kind mapped_kind = {new_context, drop, predict, skipped, close_file, sound};
 
 /** The inputs of the file as features: those with weights are two. */
 static peri_status take_inputs(file_model *m)

@@ -71,12 +71,12 @@ static state look(peri__server *s)
     return now;
 }
 
-/** Alive: it answers. Ready: it has a model and is not stopping. Fresh: the age. */
+/** Alive: it answers. Ready: it has a model whose file is whole, and is not stopping. Fresh: the age. */
 static bool health(peri__server *s, peri__http_call *call, bool whole)
 {
     state now = look(s);
     peri__buffer b = {0};
-    bool ready = now.model && !now.stopping;
+    bool ready = peri__server_sound(s) && !now.stopping;
     word(&b, ready ? "{\"live\":true,\"ready\":true" : "{\"live\":true,\"ready\":false");
     if (whole && now.model) {
         word(&b, ",\"model\":");
@@ -115,7 +115,8 @@ static bool metrics(peri__server *s, peri__http_call *call)
 {
     state now = look(s);
     peri__buffer b = {0};
-    peri__serve_gauge(&b, "perilune_ready", "gauge", "1: there is a model, and the server is not stopping.", now.model && !now.stopping);
+    peri__serve_gauge(&b, "perilune_ready", "gauge", "1: there is a model, and the server is not stopping.",
+                      peri__server_sound(s) && !now.stopping);
     if (now.model) {
         word(&b, "# HELP perilune_model_info The model that serves.\n# TYPE perilune_model_info gauge\nperilune_model_info{model=");
         peri__serve_label(&b, now.model->facts.name);

@@ -37,6 +37,14 @@ peri__serve_model *peri__server_model(peri__server *s)
     return model;
 }
 
+bool peri__server_sound(peri__server *server)
+{
+    peri__serve_model *model = peri__server_model(server);
+    const bool good = model && (!model->kind->sound || model->kind->sound(model));
+    peri__serve_model_release(model);
+    return good;
+}
+
 /** With the lock: the counter of a name (NULL: of names that no model has); NULL: no memory. */
 static peri__serve_counter *counter_of(peri__server *s, const char *name)
 {

@@ -33,6 +33,8 @@ int32_t peri__server_port(const peri__server *server);
 peri_status peri__server_swap(peri__server *server, peri__serve_model *model);
 /** What /health says about following: a sentence, "" if all is well. Any thread. */
 void peri__server_note(peri__server *server, const char *note);
+/** Whether there is a model that can answer. Any thread. */
+bool peri__server_sound(peri__server *server);
 /** The counters, for who follows. */
 peri__serve_metrics *peri__server_metrics(peri__server *server);
 /** Accept nothing more, finish what has been asked, for at most @grace_ns (what waits then is refused), and free everything. */

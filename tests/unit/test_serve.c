@@ -80,7 +80,7 @@ static void close_known(peri__serve_model *model)
     free(k);
 }
 
-static const peri__serve_kind kind = {context, drop, predict, NULL, close_known};
+static const peri__serve_kind kind = {context, drop, predict, NULL, close_known, NULL};
 
 static known *new_known(float more)
 {
