@@ -78,7 +78,12 @@ local kinds = {
 }
 
 --- Add a kind: `text` for messages, `is` the test, and (optional) `why(x)`: the words for a value that is of the kind but cannot be used.
-function M.kind(name, text, is, why) kinds[name] = { text = text, is = is, why = why } end
+function M.kind(name, text, is, why)
+  if kinds[name] and kinds[name].text ~= text then
+    error(("signature.kind: '%s' is %s already, and cannot be %s"):format(name, kinds[name].text, text), 2)
+  end
+  kinds[name] = { text = text, is = is, why = why }
+end
 
 --- The words for the first field of a table that is wrong, or nil.
 local function wrong_field(x, fields)

@@ -313,5 +313,4 @@ function M.load(path, given, options)
   return result
 end
 
-signature.list_of("strings", "a list of texts", "string")
 return M

@@ -15,7 +15,8 @@ signature.object("planned_table", "the configuration of a table with features", 
 signature.list_of("planned_tables", "a list of configurations of tables with features", "planned_table")
 signature.object("collection", "a collection of a model", { path = "string", kind = "string", tables = "planned_tables",
   sharder = "table?", optimizers = "table?" })
-signature.object("planned_module", "a collection of a model", { path = "string", kind = "string", sharder = "table?", optimizers = "table?" })
+signature.object("planned_module", "a collection of a model", { path = "string", kind = "string", sharder = "table?",
+  optimizers = "table?" })
 local described = "a model as plan.describe.of makes it: a list of collections"
 signature.list_of("collections_of_model", described, "collection")
 local function sums_of(x) -- of parameters beside tables
