@@ -12,6 +12,7 @@
 #include <perilune/checkpoint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 typedef struct candidate {
     char *path;
@@ -24,6 +25,8 @@ struct peri_checkpoint_follower {
     char *folder;
     peri_checkpoint_identity taken; /* its digest is "" at first */
     int64_t number;                 /* of the save that was taken; -1: none, or it has another name */
+    char *path;                     /* of what was taken; NULL: nothing was */
+    int64_t missed;                 /* looks in a row that have found saves, none newer, and not the one that was taken */
     peri_checkpoint *offered;       /* what next gave last */
     int64_t offered_number;
     char (*refused)[PERI_CHECKPOINT_DIGEST + 1];
@@ -53,6 +56,7 @@ void peri_checkpoint_follower_release(peri_checkpoint_follower *f)
     peri_checkpoint_release(f->offered);
     peri__free(f->folder);
     peri__free(f->refused);
+    peri__free(f->path);
     peri__free(f);
     peri__object_count(-1);
 }
@@ -142,13 +146,24 @@ static peri_status offer(peri_checkpoint_follower *f, const candidate *c, peri_c
     return PERI_OK;
 }
 
-/** Among numbered names: the newest that can be opened and is newer than what was taken. */
+/** Whether the folder has no save that is newer than what was taken, nor that one: it has been given to another run, or somebody went back.
+ *  At the second look, since lists of names over a network may be old. */
+static bool has_other_run(peri_checkpoint_follower *f, const candidate *list, int64_t n)
+{
+    bool here = n == 0 || list->number < 0 || f->number < 0 || !f->path || access(f->path, F_OK) == 0;
+    for (int64_t i = 0; i < n && !here; i++) here = list[i].number > f->number || is_taken(f, &list[i].is);
+    f->missed = here ? 0 : f->missed + 1;
+    return f->missed > 1;
+}
+
+/** Among numbered names: the newest that can be opened and is newer than what was taken, or any if that is gone. */
 static peri_status next_number(peri_checkpoint_follower *f, candidate *list, int64_t n, peri_checkpoint **out, int64_t *level)
 {
     peri_status failed = PERI_PENDING;
     char why[PERI_MESSAGE_MAX] = "";
     qsort(list, (size_t)n, sizeof *list, by_number);
-    for (int64_t i = 0; i < n && list[i].number >= 0 && list[i].number > f->number; i++) {
+    const int64_t after = has_other_run(f, list, n) ? -1 : f->number;
+    for (int64_t i = 0; i < n && list[i].number > after; i++) {
         if (is_taken(f, &list[i].is)) break;
         if (is_refused(f, list[i].is.digest)) continue;
         peri_status status = offer(f, &list[i], out, level);
@@ -204,6 +219,10 @@ peri_status peri_checkpoint_follower_take(peri_checkpoint_follower *f)
     if (!f->offered)
         return peri__fail(PERI_EINVAL, "peri_checkpoint_follower_take: nothing was offered; allowed: after _next has given one");
     peri_checkpoint_identity now = {.increment = peri_checkpoint_increment(f->offered)};
+    char *path = peri__strdup(peri_checkpoint_level(f->offered, 0));
+    if (!path) return PERI_ENOMEM;
+    peri__free(f->path);
+    f->path = path;
     snprintf(now.digest, sizeof now.digest, "%s", peri_checkpoint_digest(f->offered));
     snprintf(now.parent, sizeof now.parent, "%s", peri_checkpoint_parent(f->offered));
     snprintf(now.same_as, sizeof now.same_as, "%s", peri_checkpoint_same_as(f->offered));

@@ -239,6 +239,20 @@ static void the_newest_comes_next(void **context)
     save("save-000012-step-1", NULL, 0, digest);
     assert_ok(peri_checkpoint_follower_next(f, &c, &level));
     assert_int_equal(level, -1);
+    assert_ok(peri_checkpoint_follower_take(f));
+    /* What was taken is damaged: nothing older comes. It is gone: the newest of what is there, at the second look. */
+    snprintf(command, sizeof command, "cd %s && rm -r save-000011-step-1 && : >save-000012-step-1/manifest.json", folder);
+    assert_int_equal(system(command), 0);
+    for (int i = 0; i < 3; i++) assert_int_equal(peri_checkpoint_follower_next(f, &c, &level), PERI_PENDING);
+    snprintf(command, sizeof command, "rm -r %s/save-000012-step-1", folder);
+    assert_int_equal(system(command), 0);
+    assert_int_equal(peri_checkpoint_follower_next(f, &c, &level), PERI_PENDING);
+    assert_ok(peri_checkpoint_follower_next(f, &c, &level));
+    assert_non_null(strstr(peri_checkpoint_level(c, 0), "save-000010-step-5"));
+    assert_ok(peri_checkpoint_follower_take(f));
+    assert_int_equal(peri_checkpoint_follower_next(f, &c, &level), PERI_PENDING);
+    save("save-000011-step-9", NULL, 0, digest);
+    assert_ok(peri_checkpoint_follower_next(f, &c, &level));
     peri_checkpoint_follower_release(f);
     strcpy(folder, was);
 }
