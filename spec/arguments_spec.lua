@@ -58,6 +58,50 @@ describe("arguments", function()
     refuses("numbers in lists nested 3 deep, beside lists nested 2 deep", peri.tensor, { { 6 }, { { 1, 2 } } })
   end)
 
+  it("are whole lists: nothing stands behind a nil, or under a name", function()
+    local K, optim = peri.KeyedJaggedTensor, peri.nn.optim
+    local function p() return peri.ones({ 2 }):requires_grad() end
+    local function sgd(name) return optim.SGD { params = { { name = name or "w", tensor = p() } } } end
+    local linear = peri.nn.Linear { in_features = 2, out_features = 2 }
+    local kjt = K { keys = { "f", "g" }, values = { 1, 2 }, lengths = { 1, 1 } }
+    local takers = { -- what each makes of a list, and two entries for it
+      { function(l) return peri.nn.Sequential(l) end, linear, linear },
+      { function(l) return peri.nn.MLP { in_size = 3, layer_sizes = l } end, 3, 2 },
+      { function(l) return optim.SGD { params = l } end, p(), p() },
+      { function(l) return optim.Adam { params = { { params = l } } } end, p(), p() },
+      { function(l) return optim.CombinedOptimizer(l) end, sgd "a", sgd "b" },
+      { function(l) return optim.MultiStepLR { optimizer = sgd(), milestones = l } end, 1, 5 },
+      { function(l) return optim.clip_grad_norm(l, 1) end, p(), p() },
+      { function(l) return peri.EmbeddingBagConfig { name = "t", num_embeddings = 8, embedding_dim = 4,
+        feature_names = l } end, "f", "g" },
+      { function(l) return K { keys = l, values = { 1, 2 }, lengths = { 1, 1 } } end, "f", "g" },
+      { function(l) return K { keys = { "f" }, values = l, lengths = { 2 } } end, 1, 2 },
+      { function(l) return K.from_lists { keys = { "f" }, l } end, { 1 }, { 2 } },
+      { function(l) return K.from_lists { keys = { "f" }, { l } } end, 1, 2 },
+      { function(l) return K.concat(l) end, kjt:permute { 0 }, kjt:permute { 1 } },
+      { function(l) return kjt:permute(l) end, 0, 1 },
+      { function(l) return kjt:split(l) end, 1, 1 },
+      { function(l) return peri.tensor(l) end, 1, 2 },
+      { function(l) return peri.ones(l) end, 2, 3 },
+      { function(l) return peri.ones({ 2, 3 }):sum(l) end, 1, 2 },
+      { function(l) return peri.nn.functional.cat(l, 1) end, p(), p() },
+      { function(l) return peri.embed.HashZchEvictionConfig { features = l, single_ttl = 1 } end, "f", "g" },
+      { function(l) return peri.nn.metrics.evaluate(l, { 1, 0 }) end, 0.25, 0.5 },
+      { function(l) return peri.data.samples { batch_size = 1, dense = l, make = function() return function() end end } end, "a", "b" },
+    }
+    for i, taker in ipairs(takers) do
+      local f, a, b = unpack(taker)
+      f { a, b }
+      local behind = { a }
+      behind[3] = b
+      for _, wrong in ipairs { behind, { a, nil, b }, { first = a } } do
+        local ok, err = pcall(f, wrong)
+        assert.is_false(ok, ("number %d takes a list with a hole or a name"):format(i))
+        assert.is_nil(err.message:find("attempt to ", 1, true), err.message)
+      end
+    end
+  end)
+
   it("are numbers that fit the dtype", function()
     for dtype, bad in pairs { u8 = { 300, -1, 0.5, 0 / 0 }, i8 = { 128, -129 }, i16 = { 32768 }, i32 = { 2 ^ 31, 1 / 0 },
       i64 = { 1.5, 2 ^ 63, -1 / 0, 0xffffffffffffffffULL }, f32 = { 1e300, -1e39 }, f16 = { 65520 }, bf16 = { 3.4e38 } } do

@@ -68,7 +68,7 @@ local mistakes = {
     "plan.save_json: /dev/full: No space left on device (s.lua:2)" },
   { "features with a hole",
     "peri.EmbeddingBagConfig { name = 't', num_embeddings = 3, embedding_dim = 4, feature_names = { 'f', nil, 'g' } }",
-    "EmbeddingBagConfig 't': feature_names has entries behind a nil, or keys that are no positions (s.lua:2)" },
+    "EmbeddingBagConfig: feature_names has an entry [3], and no entry [2] (s.lua:2)" },
   { "a number for a gradient division", filed .. "peri.DistributedModelParallel { module = m, gradient_division = 'yes' }",
     "ShardedEmbeddingBagCollection: gradient_division is 'yes', wanted true or false (s.lua:2)" },
   { "a number to exchange", "peri.init() peri.dist.PooledEmbeddingsAllToAll { dim_sum_per_rank = { 4 } }(3)",

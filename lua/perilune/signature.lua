@@ -36,7 +36,11 @@ local kinds = {
   string = { text = "a string", lua = "string" },
   boolean = { text = "true or false", lua = "boolean" },
   table = { text = "a table", lua = "table" },
-  list = { text = "a list", lua = "table" },
+  list = {
+    text = "a list",
+    is = function(x) return type(x) == "table" and not util.list_fault(x) end,
+    why = function(x) return type(x) == "table" and util.list_fault(x) end,
+  },
   ["function"] = { text = "a function", lua = "function" },
   integer = {
     text = "a whole number",
@@ -56,7 +60,7 @@ local kinds = {
       for i = 1, #x do
         if not dimension(x[i]) then return false end
       end
-      return #x <= 8
+      return #x <= 8 and not util.list_fault(x)
     end,
   },
   dtype = {

@@ -203,11 +203,28 @@ local function is_whole(value) return type(value) == "cdata" and (ffi.istype(wid
 --- The type that a default asks for: a string can stand beside objects and codes, and tables are lists.
 local of_default = { number = "number", boolean = "boolean", table = "lists" }
 
+--- Why a table is no whole list, in words; nil: it is one. A list ends before its first nil: what stands behind it would be left out, as
+--- would what has a name. (A list of parameters has names beside its entries, `elsewhere` and others, if it has any entries here.)
+function M.list_fault(x)
+  if getmetatable(x) ~= nil or x.elsewhere ~= nil then return nil end
+  local n = #x
+  for i = 1, n do
+    if x[i] == nil then return ("has an entry [%d], and no entry [%d]"):format(n, i) end
+  end
+  local key = next(x, n > 0 and n or nil)
+  if key == nil then return nil end
+  if n == 0 and type(key) ~= "number" then return ("is a table with the key '%s', wanted a list"):format(tostring(key)) end
+  for other in next, x do
+    if type(other) == "number" and (other < 1 or other > n) then return ("has an entry [%s], and no entry [%d]"):format(other, n + 1) end
+  end
+end
+
 --- The value, if it is of the wanted type (nil: any); 64-bit integers that fit into numbers become numbers.
 local function check_type(func, name, value, wanted)
-  if wanted == "list" and type(value) == "table" then
-    if value[1] ~= nil or next(value) == nil or getmetatable(value) then return value end
-    fail(("%s: %s is a table with the key '%s', wanted a list"):format(func, name, tostring((next(value)))))
+  if type(value) == "table" and (wanted == "list" or wanted == "lists" and value[1] ~= nil) then
+    local fault = M.list_fault(value)
+    if not fault then return value end
+    fail(("%s: %s %s"):format(func, name, fault))
   end
   if wanted == nil or type(value) == (wanted == "lists" and "table" or wanted) then return value end
   if wanted == "number" and is_whole(value) then

@@ -138,7 +138,6 @@ for _, device in ipairs(require "spec.support.devices") do
               end
             end
             local splits = { 3, 1, 0, 0, 0, 0 }
-            splits[ranks + 1] = nil
             if ranks == 1 then splits = { 4 } end
             while #splits > ranks do splits[#splits] = nil end
             local first = 0

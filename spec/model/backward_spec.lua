@@ -153,7 +153,8 @@ describe("an optimizer", function()
       assert.error_matches(function() nn.optim[name] { params = {} } end, name .. ": params is empty, so there is nothing to train")
     end
     assert.error_matches(function() nn.optim.SGD { params = nn.Identity() } end, "SGD: params is empty")
-    assert.error_matches(function() nn.optim.SGD { params = { weight = peri.ones({ 2 }):requires_grad() } } end, "SGD: params is empty")
+    assert.error_matches(function() nn.optim.SGD { params = { weight = peri.ones({ 2 }):requires_grad() } } end,
+      "SGD: params is a table with the key 'weight', wanted a list")
     assert.error_matches(function() nn.optim.CombinedOptimizer {} end, "CombinedOptimizer: a list of optimizers is wanted")
   end)
 

@@ -262,7 +262,7 @@ describe("perilune plan", function()
       ["return { model = { tables = { " .. t .. " } }, constraints = { u = {} } }"] = "constraints of table 'u', which the model has not",
       ["return { model = { tables = { " .. t .. " } }, relation = {} }"] = "no argument 'relation'; allowed: constraints, cost, model",
       ["return { tables = { { name = 't', num_embeddings = 0, embedding_dim = 4 } } }"] = "tables[1] 't': num_embeddings is 0",
-      ["return { tables = { " .. t .. ", nil, " .. t .. " } }"] = "tables is no list of tables: it has entries behind a nil",
+      ["return { tables = { " .. t .. ", nil, " .. t .. " } }"] = "tables has an entry [3], and no entry [2]",
       ["return { tables = { a = " .. t .. " } }"] = "tables is a table with the key 'a', wanted a list",
       ["return { tables = {} }"] = "model[1]: tables is empty, wanted at least one table",
       ["return require('perilune').nn.Linear { in_features = 2, out_features = 1 }"] = "the model has no collections of tables",

@@ -30,7 +30,7 @@ local of_kind = {
 }
 
 local spec = {
-  columns = util.required, -- a list of { name =, kind = "label", "dense", "ids" or "skip", ... }
+  columns = util.required.list, -- a list of { name =, kind = "label", "dense", "ids" or "skip", ... }
   delimiter = ",",
   header = false,          -- the first line of each file names the columns; those that are not described are left out
   part = "all", holdout = 0.1, validation = 0.05, -- as data.criteo's
@@ -92,9 +92,7 @@ end
 return function(args, shared)
   local func = "data.csv"
   local a = lines.of_rank(func, util.named(func, args, spec))
-  if type(a.columns) ~= "table" or #a.columns == 0 then
-    P.fail(("%s: columns is %s, wanted a list of descriptions"):format(func, errors.kind(a.columns)))
-  end
+  if #a.columns == 0 then P.fail(("%s: columns is empty, wanted a list of descriptions"):format(func)) end
   local fields, by_name, checked = { dense = {}, keys = {}, rows = {}, tables = {} }, {}, {}
   for i, given in ipairs(a.columns) do checked[i] = check_column(func, given, i, fields, by_name) end
   local options, columns, paths = P.struct "peri_csv_config", P.structs("peri_csv_column", #checked), lines.strings(a.path)

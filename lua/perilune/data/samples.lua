@@ -127,17 +127,17 @@ end
 local spec = {
   make = util.required,                     -- function(arguments, epoch) -> function() -> a sample, or nil; or the name of such a module
   arguments = util.optional,                -- what it gets: plain values
-  dense = util.any {}, ids = util.any {},   -- names; { name =, rows =, table = }
+  dense = util.optional.list, ids = util.optional.list, -- names; { name =, rows =, table = }
 }
 for name, default in util.ordered(Loader.common) do spec[name] = default end
 
 local function fields_of(func, a)
   local fields = { dense = {}, keys = {}, rows = {}, tables = {} }
-  for i, name in ipairs(a.dense) do
+  for i, name in ipairs(a.dense or {}) do
     if type(name) ~= "string" then P.fail(("%s: dense[%d] is %s, wanted a name"):format(func, i, errors.kind(name))) end
     fields.dense[i] = name
   end
-  for i, f in ipairs(a.ids) do
+  for i, f in ipairs(a.ids or {}) do
     local what = ("%s: ids[%d]"):format(func, i)
     f = util.named(what, f, { name = util.required.string, rows = util.required.number, table = util.optional })
     fields.keys[i], fields.rows[i] = f.name, util.integer(what, "rows", f.rows, 1)

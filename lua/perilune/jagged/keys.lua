@@ -15,7 +15,8 @@ local out = ffi.new "peri_keys *[1]"
 function M.is(x) return ffi.istype(ctype, x) end
 
 local function new(names)
-  local n = #names
+  local n, fault = #names, P.util.list_fault(names)
+  if fault then P.fail("keys: the list of names " .. fault) end
   local array = ffi.new("const char *[?]", math.max(n, 1))
   for i = 1, n do
     if type(names[i]) ~= "string" then P.fail(("keys: entry %d is a %s, wanted a string"):format(i, type(names[i]))) end

@@ -85,7 +85,8 @@ local CombinedOptimizer = util.class("CombinedOptimizer", KeyedOptimizer)
 M.CombinedOptimizer = CombinedOptimizer
 function CombinedOptimizer:init(optimizers)
   self.optimizers, self.params, self.names, self.param_groups = {}, {}, {}, {}
-  if type(optimizers) ~= "table" or #optimizers == 0 then P.fail "CombinedOptimizer: a list of optimizers is wanted, with one or more" end
+  signature.value("CombinedOptimizer", "the list of optimizers", optimizers, "list")
+  if #optimizers == 0 then P.fail "CombinedOptimizer: a list of optimizers is wanted, with one or more" end
   for i, o in ipairs(optimizers) do
     signature.value("CombinedOptimizer", ("optimizers[%d]"):format(i), type(o) == "table" and o.optimizer or o, "optimizer")
     if not o.optimizer or OptimizerWrapper.is(o) then o = { name = "", optimizer = o } end

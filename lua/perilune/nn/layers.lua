@@ -19,6 +19,8 @@ function ModuleList:init(modules)
   if type(modules) ~= "nil" and (type(modules) ~= "table" or Module.is(modules)) then
     P.fail(("%s: a list of modules is wanted, { module, module }, not %s"):format(self.class_name, errors.kind(modules)))
   end
+  local fault = modules and util.list_fault(modules)
+  if fault then P.fail(("%s: the list of modules %s"):format(self.class_name, fault)) end
   for _, m in ipairs(modules or {}) do self:append(m) end
 end
 function ModuleList:append(module)

@@ -40,6 +40,8 @@ local function parameters_of(func, params)
   if Module.is(params) then params = params:named_parameters() end
   local pieces = type(params) == "table" and elsewhere and params.spread or nil
   if type(params) ~= "table" then P.fail(("%s: params must be a list of tensors, of { name, tensor }, or a Module"):format(func)) end
+  local fault = util.list_fault(params)
+  if fault then P.fail(("%s: params %s"):format(func, fault)) end
   local tensors, names, seen, at = { elsewhere = elsewhere, group = group, spread = pieces }, {}, {}, {}
   for i, p in ipairs(params) do
     tensors[i] = Tensor.is(p) and p or type(p) == "table" and p.tensor

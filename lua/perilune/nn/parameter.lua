@@ -46,6 +46,8 @@ M.own_parts = setmetatable({}, { __mode = "k" })
 -- Who keeps numbers for the rows of parameters (optimizers): keeper -> list of parameters. Keepers have a method
 -- restart_rows(position in the list, first row, rows).
 local keepers = setmetatable({}, { __mode = "k" })
+signature.object("keeper_of_rows", "an object with a method restart_rows", { restart_rows = "callable" })
+
 --- From now on `keeper` is told when rows of one of `parameters` start again; nil: of none.
 function M.keep_rows(keeper, parameters) keepers[keeper] = parameters end
 
@@ -98,6 +100,7 @@ function M.restart_rows(parameter, rows)
   for keeper, parameters in pairs(keepers) do
     for i = 1, #parameters do
       if address(parameters[i]) == address(parameter) then
+        signature.value("parameter.restart_rows", "who keeps numbers for the rows", keeper, "keeper_of_rows")
         each_run(rows, function(first, n) keeper:restart_rows(i, first, n) end)
       end
     end

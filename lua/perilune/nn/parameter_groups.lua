@@ -30,7 +30,7 @@ local function named(params, first)
   if Tensor.is(params) then params = { params } end
   if Module.is(params) then return params, #params:named_parameters() end
   if type(params) ~= "table" then return params, 0 end
-  local own = util.copy(params)
+  local own = util.copy(params) -- with what is wrong about it, of which the optimizer speaks
   for i, p in ipairs(params) do
     if Tensor.is(p) then own[i] = { name = tostring(first + i - 1), tensor = p } end
   end

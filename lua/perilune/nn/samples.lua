@@ -3,6 +3,7 @@ local ffi = require "ffi"
 local P = require "perilune.ffi"
 local Tensor = require "perilune.tensor"
 local signature = require "perilune.signature"
+local util = require "perilune.util"
 local C, check = P.C, P.check
 
 local M = {}
@@ -13,7 +14,8 @@ local function numbers(func, what, x)
     return (x:to "f64"):read()
   end
   if type(x) ~= "table" then P.fail(("%s: %s are a %s, wanted a tensor or a list"):format(func, what, type(x))) end
-  local n = #x
+  local n, fault = #x, util.list_fault(x)
+  if fault then P.fail(("%s: the list of %s %s"):format(func, what, fault)) end
   local a = ffi.new("double[?]", math.max(n, 1))
   for i = 1, n do a[i - 1] = signature.value(func, ("entry %d of %s"):format(i, what), x[i], "number") end
   return a, n
@@ -67,6 +69,7 @@ function M.sessions(session, n, func)
   local known, count, of = {}, 0, ffi.new("double[?]", math.max(n, 1))
   local ids, found = session, Tensor.is(session) and session:numel() or type(session) == "table" and #session
   if Tensor.is(session) then ids = session:to_list() end
+  if type(ids) == "table" then signature.value(func, "the list of sessions", ids, "list") end
   if not found then P.fail(("%s: sessions are %s, wanted a tensor or a list"):format(func, signature.text(session))) end
   if found ~= n then P.fail(("%s: %d sessions for %d labels"):format(func, found, n)) end
   for i = 1, n do

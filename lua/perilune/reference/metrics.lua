@@ -355,7 +355,7 @@ function metrics.AUPRCMetric:compute() end
 ---@param predictions peri.Tensor|number[] What the model says: `[B]` (of several classes `[B, classes]`).
 ---@param labels peri.Tensor|number[] What was right: `[B]`.
 ---@param weights? peri.Tensor|number[] What each sample counts: `[B]` (default: 1 each).
----@param ... any NDCGMetric: the session of each sample, `[B]`.
+---@param ... any NDCGMetric: the session of each sample, `[B]`: whole numbers of 64 bits.
 function metrics.NEMetric:update(predictions, labels, weights, ...) end
 
 ---The values by name, `lifetime_*` and `window_*`. Before the first update of any rank there are none. Collective over the group.

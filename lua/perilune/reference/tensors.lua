@@ -11,9 +11,10 @@ local peri = {}
 local Tensor = {}
 
 ---Make a tensor of numbers. A number that the dtype cannot hold is an error (300 in u8, 1.5 in i64, a Lua number from 2^53 on in i64: write
----`9007199254740993LL`). 16-bit floats are rounded. Complex numbers are pairs.
+---`9007199254740993LL`), and so is a 64-bit integer that a float dtype would round (16777217LL in f32). Numbers of Lua are rounded to the
+---nearest of a float dtype. Complex numbers are pairs.
 ---
----Errors: lists of different lengths; an entry that is no number, or does not fit the dtype; an unknown dtype or device.
+---Errors: lists of different lengths or depths, with a nil or a name in them; an entry that is no number, or does not fit the dtype; an unknown dtype or device.
 ---
 ---```lua
 ---local t = peri.tensor { { 1, 2, 3 }, { 4, 5, 6 } }

@@ -54,13 +54,15 @@ local function place(at, shape)
   return text == "" and "the number" or "entry " .. text
 end
 
---- An error if a list holds more than its length n says: there is a nil in it. Where there is none, nothing comes after entry n.
+--- An error if a list holds more than its length n says: there is a nil in it, or an entry with a name (`n`, a count, is none: table.pack
+--- leaves one). Where there is nothing, nothing comes after entry n.
 local function check_whole(func, data, n)
   if data[0] ~= nil then P.fail(func .. ": entry [0] of a list, but lists begin at [1]") end
   if next(data, n > 0 and n or nil) == nil then return end
   local last = n
   for key in next, data do
-    if type(key) == "number" and key > last then last = key end
+    if type(key) == "number" then last = math.max(last, key)
+    elseif key ~= "n" then P.fail(("%s: a list with the key '%s'"):format(func, tostring(key))) end
   end
   if last > n then P.fail(("%s: entry [%d] is nil, and there is an entry [%s]"):format(func, n + 1, tostring(last))) end
 end
