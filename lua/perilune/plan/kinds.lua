@@ -84,7 +84,7 @@ function M.methods(class, signatures)
     own[method], plain[method] = ("self: %s%s"):format(name, line == "" and "" or ", " .. line), class[method]
   end
   signature.check(name .. ":", class, own)
-  for method, f in pairs(plain) do M.unchecked[class[method]] = f end
+  for method, f in util.ordered(plain) do M.unchecked[class[method]] = f end
 end
 
 return M

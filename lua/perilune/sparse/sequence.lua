@@ -3,7 +3,6 @@
 -- Names and arguments are those of generative-recommenders (HSTU) where it has them. A sequence is a bag; its rows are its members, the
 -- oldest first. Its last num_targets members are targets: items that a ranker is asked about, which see the history and themselves, but
 -- not each other.
-local ffi = require "ffi"
 local P = require "perilune.ffi"
 local util = require "perilune.util"
 local Tensor = require "perilune.tensor"
