@@ -10,6 +10,7 @@ local M = {}
 
 local SHARES = { 1, 0.95, 0.88, 0.78, 0.62 } -- of the memory of all ranks: what single ranks have is cut up
 local LONGER, MOST_LONGER = 1.25, 40      -- a limit over the one before it, and how many are tried
+local MOST_PLAIN = 3                      -- how many longer ones, for a filling without prices of what is cut over all ranks
 local BETWEEN = 10                       -- limits between one that did and one that did not
 local ORDERS = 6                         -- orders of tables that are tried
 local MOST_TO_FIND = 4                   -- times the work that is allowed, to find any plan
@@ -126,8 +127,8 @@ function Search:filled(order, sorted, limit, way)
 end
 
 --- Fill ranks by what the knapsack says now, where none may work longer than a limit, in all ways; goes on with what was found. Returns
---- whether anything was, and whether work may go on.
-function Search:fillings_by(limit)
+--- whether anything was, and whether work may go on. wide: whether the knapsack went by a price for what is cut over all ranks.
+function Search:fillings_by(limit, wide)
   local found, sorted = false, sorted_by_cost(self.knapsack, limit, 1)
   for _, way in ipairs(pack.ways) do
     if self.packing.work > (self.best and self.most / 2 or MOST_TO_FIND * self.most) then return found, false end
@@ -135,22 +136,23 @@ function Search:fillings_by(limit)
     if self:filled(order, sorted, limit, way) then
       found = true
       self.packing:relieve(self.packing.work + self.most / 10)
-      self:keep(self.packing:result(), sorted, size)
+      self:keep(self.packing:result(), sorted, size, wide)
     end
   end
   return found, true
 end
 
---- As above, by all that the knapsack finds, with several shares of memory.
-function Search:fillings_within(limit)
+--- As above, by all that the knapsack finds, with several shares of memory; plain: without those prices.
+function Search:fillings_within(limit, plain)
   local knapsack, any, seen, goes_on = self.knapsack, false, {}, true
   for _, share in ipairs(SHARES) do
-    knapsack:each(limit, share, function()
+    knapsack:each(limit, share, function(_, _, wide)
+      if wide and plain then return true end
       local key = ffi.string(knapsack.pick, ffi.sizeof "int32_t" * knapsack.n)
       if seen[key] then return false end
       seen[key] = true
       local found
-      found, goes_on = self:fillings_by(limit)
+      found, goes_on = self:fillings_by(limit, wide)
       any = any or found
       return not goes_on
     end)
@@ -169,6 +171,12 @@ function Search:fillings()
     low, high = high, high * LONGER
   end
   if not found then return end
+  local longer = high
+  for _ = 1, MOST_PLAIN do -- rounds lead on from others than those that have least now
+    if self.plain or not goes_on then break end
+    longer = longer * LONGER
+    goes_on = select(2, self:fillings_within(longer, true))
+  end
   for n = 1, BETWEEN do
     high = math.min(high, self.best.rating)
     if high / low < 1.01 or not goes_on then return end
@@ -179,8 +187,9 @@ function Search:fillings()
 end
 
 --- sorted: the lists of options with which ranks were filled, where rounds can begin; size: how hard tables were to place.
-function Search:keep(result, sorted, size)
-  if sorted then self.starts[#self.starts + 1] = { plan = result, sorted = sorted, size = size } end
+function Search:keep(result, sorted, size, wide)
+  if sorted then self.starts[#self.starts + 1] = { plan = result, sorted = sorted, size = size, wide = wide or false } end
+  self.plain = self.plain or sorted and not wide
   if self.best and result.rating >= self.best.rating then return end
   self.best = result
 end
@@ -340,11 +349,14 @@ end
 --- Rounds from the best of the fillings, which share the work that is left.
 function Search:from_starts()
   table.sort(self.starts, function(a, b) return a.plan.rating < b.plan.rating end)
-  local list = {}
+  local list, others, last = {}, {}, {}
   for _, start in ipairs(self.starts) do
-    local last = list[#list]
-    if not (last and last.plan.rating == start.plan.rating) then list[#list + 1] = start end
+    if last[start.wide] ~= start.plan.rating then
+      local to = start.wide == self.starts[1].wide and list or others
+      to[#to + 1], last[start.wide] = start, start.plan.rating
+    end
   end
+  for i = 1, math.min(#others, STARTS / 2) do table.insert(list, math.min(2 * i, #list + 1), others[i]) end -- of both kinds
   local loose = self:is_loose(self.best)
   local n = math.min(loose and 1 or STARTS, #list)
   for i = 1, n do

@@ -282,14 +282,14 @@ function Knapsack:solve(longest, share)
 end
 
 --- All ways to pick: as solve, then by several prices for tables that must be cut over all ranks. f(milliseconds, whether all picks have
---- room beside what is cut over all ranks) is called for each until it returns true. Returns whether it did.
+--- room beside what is cut over all ranks, whether it is by such a price) is called for each until it returns true. Returns whether it did.
 function Knapsack:each(longest, share, f)
   local tried = {}
   local ms = self:solve(longest, share)
-  if ms and f(ms, self:is_consistent(longest)) then return true end
+  if ms and f(ms, self:is_consistent(longest), false) then return true end
   for _, price in ipairs(self.wide) do
     ms = self:solve_wide(longest, share, price, tried)
-    if ms and f(ms, true) then return true end
+    if ms and f(ms, true, true) then return true end
   end
   return false
 end
