@@ -14,7 +14,8 @@ local Tensor = {}
 ---`9007199254740993LL`), and so is a 64-bit integer that a float dtype would round (16777217LL in f32). Numbers of Lua are rounded to the
 ---nearest of a float dtype. Complex numbers are pairs.
 ---
----Errors: lists of different lengths or depths, with a nil or a name in them; an entry that is no number, or does not fit the dtype; an unknown dtype or device.
+---Errors: lists of different lengths or depths, or with a nil or a name in them; an entry that is no number, or does not fit the dtype;
+---an unknown dtype or device.
 ---
 ---```lua
 ---local t = peri.tensor { { 1, 2, 3 }, { 4, 5, 6 } }
