@@ -9,6 +9,7 @@ local storage = require "perilune.plan.storage"
 local runtime = require "perilune.plan.runtime"
 local enumerators = require "perilune.plan.enumerators"
 local planners = require "perilune.plan.planner"
+local plan_options = require "perilune.plan.options"
 local plan = peri.plan
 
 local RANKS, LOCAL, ROWS, DIM = 4, 2, 52, 16
@@ -143,6 +144,41 @@ describe("memory of plans", function()
           batch:release()
         end
       end
+    end
+  end)
+
+  it("of collections whose tables differ in columns is the sum over their tables, on each rank", function()
+    local dims = { 8, 16, 20 }
+    for _, case in ipairs { { "adam", "FP16", "fused" }, { "rowwise_adagrad", "FP32", "fused_uvm_caching" },
+      { "lamb", "BF16", "fused" } } do
+      local optimizer, data_type, kernel = unpack(case)
+      local topology = plan.Topology { world_size = RANKS, local_world_size = LOCAL }
+      local tables, entries, said = {}, {}, {}
+      for r = 0, RANKS - 1 do said[r] = 0 end
+      for i, dim in ipairs(dims) do
+        local kind = i == 2 and "row_wise" or "table_wise"
+        tables[i] = peri.EmbeddingBagConfig { name = "t" .. i, num_embeddings = ROWS, embedding_dim = dim, feature_names = { "f" .. i },
+          data_type = data_type }
+        entries["t" .. i] = plan.ParameterSharding { sharding_type = kind, compute_kernel = kernel, ranks = i ~= 2 and { i } or nil }
+        local runs, k = plan_options.runs(kind, ROWS, dim, topology), 0
+        local option = plan.ShardingOption { path = "", name = "t" .. i, rows = ROWS, dim = dim, sharding_type = kind, runs = runs,
+          input_lengths = { 1 }, num_poolings = { 1 }, batch_sizes = { 1 }, data_type = data_type, compute_kernel = kernel,
+          optimizer = optimizer }
+        for _, run in ipairs(runs) do
+          for _ = 1, run.n do
+            local r = i == 2 and k or i
+            said[r], k = said[r] + runtime.bytes(option, run, "cpu"), k + 1
+          end
+        end
+      end
+      sim.run(RANKS, function(_, world)
+        local module = peri.shard.ShardedEmbeddingBagCollection { tables = tables, group = world, device = "cpu",
+          plan = plan.ShardingPlan({ [""] = entries }).plan[""], fused_params = config.usual_params(optimizer) }
+        local bytes, states = allocated(module:local_shards(), data_type)
+        local more = said[world:rank()] - bytes
+        assert(bytes > 0 and more >= 0 and more < PADDING * states + 1,
+          ("%s %s %s, rank %d: planned %d bytes, allocated %d"):format(optimizer, data_type, kernel, world:rank(), bytes + more, bytes))
+      end, { local_size = LOCAL })
     end
   end)
 
